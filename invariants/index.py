@@ -1,0 +1,179 @@
+"""What follows from one snapshot and several checks need: worked out once, shared by all of them.
+
+A page is looked at through its first slot, so that a snapshot costs a step a page and not a step a
+slot; whether slots really run in whole pages is one comparison of lists (``in_pages``). Where that
+comparison fails, `owners.page_owners` looks at every slot instead.
+
+Ownership is per pool: requests hold pages of the pool ``"full"`` only, edges may hold pages of any.
+
+With pages of 2, a row 2 3 6 7 9 and a protected length of 2: ``row_pages`` is [1, 3, 4], the tail
+is [3, 4], and slot 8, which no row names, still belongs to the request: pages have owners, slots do not.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property, lru_cache
+from itertools import chain
+
+from kvlockstep.invariants.snapshot import (
+    FULL,
+    ROOT,
+    NodeView,
+    Observation,
+    PoolView,
+    RequestView,
+    RowView,
+    Snapshot,
+)
+
+PageOwner = str | tuple[str, str]
+"""``"free"``, ``"tree"``, or ``("request", name)``."""
+
+
+@lru_cache(maxsize=4096)
+def page_slots(page: int, page_size: int) -> tuple[int, ...]:
+    return tuple(range(page * page_size, page * page_size + page_size))
+
+
+def run_in_pages(pages: Iterable[int], page_size: int) -> list[int]:
+    """List every slot of ``pages``, in order.
+
+    >>> run_in_pages([1, 3], 2)
+    [2, 3, 6, 7]
+    """
+    return list(chain.from_iterable([page_slots(page, page_size) for page in pages]))
+
+
+def is_in_pages(slots: Sequence[int], pages: Sequence[int], page_size: int) -> bool:
+    """Tell whether ``slots`` are whole pages one after the other, the last one perhaps cut.
+
+    >>> is_in_pages([2, 3, 6], [1, 3], 2), is_in_pages([2, 4, 6], [1, 3], 2)
+    (True, False)
+    """
+    run = run_in_pages(pages, page_size)
+    del run[len(slots) :]
+    return slots == run
+
+
+class PoolIndex:
+    """The pages of one pool, by owner."""
+
+    def __init__(self, name: str, view: PoolView, page_size: int, edges: list[list[int]], tails: dict[str, list[int]]):
+        self.name = name
+        self.view = view
+        self.page_size = page_size
+        self.edges = edges
+        self.tails = tails
+        self.free = view.free_pages or []
+        self.tree_pages = [slot // page_size for edge in edges for slot in edge[::page_size]]
+
+    @cached_property
+    def edges_in_pages(self) -> bool:
+        """Every edge is whole pages, its slots consecutive within each."""
+        slots = list(chain.from_iterable(self.edges))
+        cut = sum([len(edge) % self.page_size for edge in self.edges])
+        return not cut and is_in_pages(slots, self.tree_pages, self.page_size)
+
+    @cached_property
+    def held_pages(self) -> list[int]:
+        """Pages named by someone, with repeats: the free list, the edges, the tails."""
+        return list(chain(self.free, self.tree_pages, *self.tails.values()))
+
+    @cached_property
+    def adds_up(self) -> bool:
+        """Each page of the pool is named once, as far as first slots show; no edge hides another page."""
+        n_pages = self.view.n_pages
+        held = self.held_pages
+        return len(held) == n_pages and set(held) == set(range(1, n_pages + 1)) and self.edges_in_pages
+
+    @cached_property
+    def owner(self) -> dict[int, PageOwner]:
+        """Owner of each page. Before: no page has two owners."""
+        owner: dict[int, PageOwner] = dict.fromkeys(self.free, "free")
+        owner.update(dict.fromkeys(self.tree_pages, "tree"))
+        for request, pages in self.tails.items():
+            owner.update(dict.fromkeys(pages, ("request", request)))
+        return owner
+
+
+class Index:
+    """One snapshot, with its parts found by name and its pages by owner."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        page_size = snapshot.page_size
+        nodes = snapshot.nodes or []
+        rows = snapshot.rows or []
+        self.snapshot = snapshot
+        self.page_size = page_size
+        self.requests: dict[str, RequestView] = {request.request: request for request in snapshot.requests or ()}
+        self.nodes: dict[int, NodeView] = {node.node: node for node in nodes}
+        self.rows: dict[str, RowView] = {row.request: row for row in rows}
+        self.row_pages = {row.request: [slot // page_size for slot in row.slots[::page_size]] for row in rows}
+        tails = {
+            request.request: list(dict.fromkeys(self.row_pages[request.request][request.protected_len // page_size :]))
+            for request in self.requests.values()
+            if request.request in self.row_pages
+        }
+        self.pools = {
+            name: PoolIndex(
+                name,
+                view,
+                page_size,
+                [node.slots[name] for node in nodes if name in node.slots],
+                tails if name == FULL else {},
+            )
+            for name, view in snapshot.pools.items()
+        }
+        self.full = self.pools[FULL]
+
+    @cached_property
+    def rows_in_pages(self) -> bool:
+        """Every row is whole pages, the last one perhaps cut, its slots consecutive within each."""
+        pages = self.row_pages
+        return all(is_in_pages(row.slots, pages[row.request], self.page_size) for row in self.rows.values())
+
+    @cached_property
+    def paths(self) -> dict[str, list[NodeView] | None]:
+        """For each request the path that it locks, root first; None where parents do not lead to the root."""
+        of_anchor = {anchor: self.path(anchor) for anchor in {request.anchor for request in self.requests.values()}}
+        return {name: of_anchor[request.anchor] for name, request in self.requests.items()}
+
+    @cached_property
+    def path_slots(self) -> dict[str, list[int] | None]:
+        """For each request the slots along the path that it locks."""
+        return {
+            name: None if path is None else list(chain.from_iterable([node.slots.get(FULL, ()) for node in path]))
+            for name, path in self.paths.items()
+        }
+
+    def path(self, anchor: int | None) -> list[NodeView] | None:
+        """Nodes from below the root down to ``anchor``; None where a parent is missing or they go round."""
+        path: list[NodeView] = []
+        at = anchor
+        while at != ROOT:
+            node = None if at is None else self.nodes.get(at)
+            if node is None or len(path) == len(self.nodes):
+                return None
+            path.append(node)
+            at = node.parent
+        path.reverse()
+        return path
+
+    @cached_property
+    def unlocked(self) -> list[NodeView]:
+        """Nodes that nobody locks: those that eviction can reach."""
+        return [node for node in self.snapshot.nodes or () if node.lock_ref == 0]
+
+    def unlocked_slots(self, pool: str = FULL) -> int:
+        return sum([len(node.slots.get(pool, ())) for node in self.unlocked])
+
+
+class Seen:
+    """An observation with both of its snapshots indexed: what a check is given."""
+
+    def __init__(self, observation: Observation) -> None:
+        self.observation = observation
+        self.now = Index(observation.now)
+
+    @cached_property
+    def before(self) -> Index:
+        return Index(self.observation.before)
