@@ -1,0 +1,1 @@
+"""Operations, lockstep, targets, traces, minimizer and the command line: the only place that knows both sides."""

@@ -1,0 +1,81 @@
+"""The shape of the cache under test: what stands in a trace's header and what a target is built from."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+POLICIES = ("lru", "mru", "fifo", "filo", "lfu", "slru", "priority")
+KEY_UNITS = ("token", "bigram")
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """Sizes and switches of one cache. Row 0 and page 0 are padding and come on top of the counts.
+
+    ``kv_heads * head_dim`` times the item size is at least 4 bytes: a slot must hold a 32-bit
+    fingerprint in each layer's K and V.
+    """
+
+    page_size: int = 4  # tokens
+    n_pages: int = 16  # usable pages 1..n_pages
+    n_rows: int = 4  # usable rows 1..n_rows
+    max_context_len: int = 64  # tokens; need not be a multiple of page_size
+    policy: str = "lru"
+    key_units: str = "token"
+    prefix_sharing: bool = True
+    layers: int = 2
+    kv_heads: int = 1
+    head_dim: int = 2
+    dtype: str = "float16"
+
+    @property
+    def n_slots(self) -> int:
+        """Slots of the pool, the padding page's included."""
+        return (self.n_pages + 1) * self.page_size
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "CacheConfig":
+        """Build from a trace header. Raises ValueError with one line that names the field."""
+        known = {f.name: type(f.default) for f in fields(cls)}
+        for name, value in data.items():
+            if name not in known:
+                raise ValueError(f"config: unknown field {name!r}")
+            if type(value) is not known[name]:
+                raise ValueError(f"config.{name}: expected {known[name].__name__}, got {type(value).__name__}")
+        config = cls(**data)
+        config.validate()
+        return config
+
+    def is_valid(self) -> bool:
+        """Say whether `validate` would let this config through."""
+        try:
+            self.validate()
+        except ValueError:
+            return False
+        return True
+
+    def validate(self) -> None:
+        """Raise ValueError for a cache that cannot exist or would not fit a fuzzing machine."""
+        bounds = {
+            "page_size": (1, 1024),
+            "n_pages": (1, 1 << 20),
+            "n_rows": (1, 1 << 14),
+            "max_context_len": (1, 1 << 20),
+            "layers": (1, 256),
+            "kv_heads": (1, 256),
+            "head_dim": (1, 1024),
+        }
+        for name, (low, high) in bounds.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ValueError(f"config.{name}: expected {low}..{high}, got {value}")
+        choices = {"policy": POLICIES, "key_units": KEY_UNITS, "dtype": DTYPES}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"config.{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        item_bytes = 4 if self.dtype == "float32" else 2
+        if self.kv_heads * self.head_dim * item_bytes < 4:
+            raise ValueError("config.head_dim: kv_heads * head_dim must hold 4 bytes, a fingerprint, in each K and V")

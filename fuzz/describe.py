@@ -1,0 +1,50 @@
+"""Operations, configs and signatures as short text: the last lines of a message, and the name of a failure folder."""
+
+from dataclasses import fields
+
+from kvlockstep.fuzz.config import CacheConfig
+from kvlockstep.fuzz.ops import Alloc, Commit, Evict, Op, Reset, Retract, Submit, kind_of
+from kvlockstep.invariants import Violation
+
+
+def describe_op(op: Op) -> str:
+    """Say an operation as a reader would: ``alloc r0 n=3, r1 n=2 drafts=1``."""
+    match op:
+        case Alloc(batch):
+            items = [
+                f"{item.request} n={item.n}" + (f" drafts={len(item.drafts)}" if item.drafts else "") for item in batch
+            ]
+            return "alloc " + (", ".join(items) or "nothing")
+        case Commit(request, kept, sampled):
+            return f"commit {request} kept={kept}" + (f" sampled={len(sampled)}" if sampled else "")
+        case Submit(request, tokens):
+            return f"submit {request} with {len(tokens)} tokens"
+        case Retract(request, publish):
+            return f"retract {request}" + (" publish" if publish else "")
+        case Evict(n):
+            return f"evict {n}"
+        case Reset():
+            return "reset"
+        case _:
+            return f"{kind_of(op)} {op.request}"
+
+
+def describe_config(config: CacheConfig) -> str:
+    """Say the sizes, and of the switches only those that are not the plainest."""
+    shown = ["page_size", "n_pages", "n_rows", "max_context_len"]
+    plain = CacheConfig()
+    shown += [
+        f.name for f in fields(config) if f.name not in shown and getattr(config, f.name) != getattr(plain, f.name)
+    ]
+    return " ".join(f"{name}={getattr(config, name)}" for name in shown)
+
+
+def signature_of(violation: Violation, kind: str) -> str:
+    """Return the cause signature: law, operation at which it was first seen, roles of the pages involved.
+
+    It names the failure folder, merges duplicates, and keeps the minimizer from sliding to another bug.
+    """
+    parts = [type(violation).__name__, kind]
+    if violation.roles:
+        parts.append("+".join(violation.roles))
+    return ".".join(parts).replace(" ", "-")

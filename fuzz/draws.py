@@ -1,0 +1,213 @@
+"""Turns small drawn integers into operations that make sense in the model's present state.
+
+Lists that Hypothesis draws stay too short to cross a page, so lengths, cut points and seeds are drawn as
+small integers and tokens are built from them. Prompts come from a few shared families, cut and extended at
+``kP - 1``, ``kP``, ``kP + 1`` over an alphabet of three tokens, so that prefixes collide at every page size;
+namespaces are chosen to collide when joined as text.
+
+Only the model's state is read. Every function returns an operation, whatever the integers and the state:
+where no request can take the operation, mostly the step that comes before it is made, and now and then the
+operation is made all the same, to be refused.
+"""
+
+from collections.abc import Callable
+
+from kvlockstep.fuzz.config import CacheConfig
+from kvlockstep.fuzz.ops import (
+    Abort,
+    Alloc,
+    AllocItem,
+    Checkpoint,
+    Commit,
+    Evict,
+    Match,
+    Namespace,
+    Op,
+    Peek,
+    Release,
+    Reset,
+    Retract,
+    Submit,
+)
+from kvlockstep.reference.cache import Cache
+
+N_NAMES = 6
+NAMES = tuple(f"r{i}" for i in range(N_NAMES))
+N_FAMILIES = 3
+ALPHABET = 3
+LARGEST_TOKEN = (1 << 31) - 1  # a placeholder such as engines give to images
+
+NAMESPACES: tuple[Namespace, ...] = (
+    (None, None, ()),
+    ("a", "bc", ()),
+    ("ab", "c", ()),
+    ("abc", None, ()),
+    (None, "abc", ()),
+    ("", None, ()),
+    (None, None, ("a", "b")),
+    (None, None, ("ab",)),
+)
+
+
+def token_at(stream: int, pos: int) -> int:
+    """Token of an endless stream at a position; a mix of both numbers, so that pages of a stream differ."""
+    mixed = (stream * 0x9E3779B1 + pos * 0x85EBCA6B + 0x27D4EB2F) & 0xFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 15)) * 0x2C1B3C6D) & 0xFFFFFFFF
+    mixed ^= mixed >> 13
+    return 1 + mixed % ALPHABET
+
+
+def around(pages: int, delta: int, page_size: int) -> int:
+    """Return a length at ``kP - 1``, ``kP`` or ``kP + 1``, at least 0."""
+    return max(0, pages * page_size + delta)
+
+
+def prompt(family: int, cut: int, branch: int, extra: int) -> tuple[int, ...]:
+    """Build ``cut`` tokens of a shared family, then ``extra`` tokens of a branch."""
+    shared = [token_at(family, pos) for pos in range(cut)]
+    return tuple(shared + [token_at(N_FAMILIES + branch, pos) for pos in range(extra)])
+
+
+class Draws:
+    """Operations for one case. ``namespaces``, ``private``, ``drafts`` say which features the target has."""
+
+    def __init__(self, config: CacheConfig, model: Cache, capabilities: frozenset[str]) -> None:
+        self.config = config
+        self.model = model
+        self.capabilities = capabilities
+
+    def _in(self, *states: str) -> list[str]:
+        return [name for name, request in self.model.requests.items() if request.state in states]
+
+    def _pick(self, names: list[str], who: int) -> str | None:
+        return names[who % len(names)] if names else None
+
+    def _unknown_left(self, name: str) -> int:
+        request = self.model.requests[name]
+        return len(request.tokens) - request.committed_len
+
+    def submit(self, family: int, pages: int, delta: int, extra: int, space: int, switch: int) -> Op:
+        size = self.config.page_size
+        extra, space = extra % 9, space % (2 * len(NAMESPACES))
+        free = [name for name in NAMES if name not in self.model.requests]
+        if not free and switch != 31:
+            return self.release(family, switch)
+        name = free[0] if free else NAMES[space % N_NAMES]
+        cut = around(pages, delta, size)
+        tail = around(extra // 3, extra % 3 - 1, size) if extra > 2 else extra
+        tokens = prompt(family % N_FAMILIES, cut, family // N_FAMILIES, tail)
+        if switch < 30:
+            tokens = tokens[: self.config.max_context_len] or (token_at(family, 0),)
+        if switch == 29:
+            tokens = (*tokens[:-1], LARGEST_TOKEN)
+        # half of all requests live in the plain namespace, so that sharing stays the normal case
+        namespace = NAMESPACES[max(0, space - len(NAMESPACES))] if "namespaces" in self.capabilities else NAMESPACES[0]
+        private = switch == 28 and "private" in self.capabilities
+        priority = switch % 4 if "priority" in self.capabilities else 0
+        if 4 <= switch < 14 and (twin := self._pick(self._in("NEW", "MATCHED", "RUNNING", "IN_FLIGHT"), family)):
+            # two requests that compute one prefix at the same time: the only way to a duplicate page
+            request = self.model.requests[twin]
+            tokens = tuple(request.tokens[: cut or None]) + tokens[cut:]
+            tokens, namespace = tokens[: self.config.max_context_len], request.namespace
+        return Submit(name, tokens, namespace, priority, private)
+
+    def peek(self, who: int) -> Op:
+        name = self._pick(self._in("NEW"), who) or (NAMES[who % N_NAMES] if who % 4 == 3 else None)
+        return Peek(name) if name else self.submit(who, 2, 0, who, who, 5)
+
+    def match(self, who: int) -> Op:
+        name = self._pick(self._in("NEW"), who) or (NAMES[who % N_NAMES] if who % 8 == 7 else None)
+        return Match(name) if name else self.submit(who, 1 + who % 3, who % 3 - 1, who, who, 4 + who % 8)
+
+    def alloc(self, who: int, size: int, how: int, drafts: int) -> Op:
+        limit = self.config.max_context_len if how != 28 else self.config.max_context_len + 1
+        ready = [
+            name
+            for name in self._in("MATCHED", "RUNNING")
+            if self._unknown_left(name) and self.model.requests[name].committed_len < limit
+        ]
+        if how == 31:
+            names = [NAMES[(who + i) % N_NAMES] for i in range(size)]
+            if who % 4 == 0:
+                names = names[:1] * 2 if who % 8 else []
+            return Alloc(tuple(AllocItem(name, 1 + drafts) for name in names))
+        holders = [name for name, request in self.model.requests.items() if request.row is not None]
+        if how < 26 and len(holders) == self.config.n_rows:
+            ready = [name for name in ready if name in holders]
+            if not ready:
+                return self.commit(who, 8, drafts) if self._in("IN_FLIGHT") else self.release(who, how % 23)
+        if not ready:
+            if self._in("NEW"):
+                return self.match(who)
+            if stuck := self._pick(self._in("MATCHED"), who):
+                return Abort(stuck)  # what it matched fills a row: nothing but an end can come
+            return self.submit(who, 1 + how % 3, drafts % 3 - 1, how, who, how)
+        first = who % len(ready)
+        batch = (ready[first:] + ready[:first])[: 1 + size % 3]
+        newcomers = [name for name in batch if name not in holders]
+        if how < 26 and len(newcomers) > self.config.n_rows - len(holders):
+            batch = batch[:1]
+        return Alloc(tuple(self._item(name, how, drafts) for name in batch))
+
+    def _item(self, name: str, how: int, drafts: int) -> AllocItem:
+        left = self._unknown_left(name)
+        size = self.config.page_size
+        known = {30: left + 1, 1: 1, 2: size - 1, 3: size, 4: size + 1}.get(how, left)
+        known = max(1, known if how == 30 else min(known, left))
+        guessed: list[int] = []
+        if known == left and "drafts" in self.capabilities:
+            request = self.model.requests[name]
+            count = (0, 0, 1, size - 1, size, size + 1)[drafts % 6]
+            room = self.config.max_context_len - request.committed_len - known
+            count = max(0, min(count, room)) if how != 29 else count
+            guessed = [token_at(drafts % N_FAMILIES, len(request.tokens) + i) for i in range(count)]
+        return AllocItem(name, known + len(guessed), tuple(guessed))
+
+    def commit(self, who: int, how: int, token: int) -> Op:
+        flying = self._in("IN_FLIGHT")
+        name = self._pick(flying, who)
+        if name is None:
+            if how == 23:
+                return Commit(NAMES[who % N_NAMES], 1)
+            return self.alloc(who, how, 6 + how, token)
+        request = self.model.requests[name]
+        n, n_drafts = request.in_flight_n, len(request.drafts)
+        known = n - n_drafts
+        kept = {23: n + 1, 1: 0, 2: known, 3: known + n_drafts // 2}.get(how, n)
+        may_sample = known == len(request.tokens) - request.committed_len and kept >= known
+        if how == 4:  # no sampling after the last chunk, or a token too many
+            return Commit(name, kept, () if may_sample else (1,))
+        pos = len(request.tokens) + max(0, kept - known)
+        return Commit(name, kept, (token_at(token % N_FAMILIES, pos),) if may_sample else ())
+
+    def _running_or_earlier(self, who: int, refused: bool, make: Callable[[str], Op]) -> Op:
+        if refused:
+            return make(NAMES[who % N_NAMES])
+        name = self._pick(self._in("RUNNING"), who)
+        return make(name) if name else self.commit(who, 8, who)
+
+    def checkpoint(self, who: int, how: int) -> Op:
+        return self._running_or_earlier(who, how == 23, Checkpoint)
+
+    def release(self, who: int, how: int) -> Op:
+        return self._running_or_earlier(who, how == 23, Release)
+
+    def abort(self, who: int) -> Op:
+        name = self._pick(list(self.model.requests), who) or (NAMES[who % N_NAMES] if who % 8 == 7 else None)
+        return Abort(name) if name else self.submit(who, 1 + who % 3, who % 3 - 1, who, who, 4 + who)
+
+    def retract(self, who: int, how: int) -> Op:
+        if how == 23:
+            return Retract(NAMES[who % N_NAMES], bool(who & 1))
+        name = self._pick(self._in("MATCHED", "RUNNING"), who)
+        return Retract(name, bool(how & 1)) if name else self.commit(who, 8, how)
+
+    def evict(self, pages: int, delta: int) -> Op:
+        return Evict(around(pages, delta, self.config.page_size))
+
+    def reset(self, who: int) -> Op:
+        live = self._in("MATCHED", "RUNNING", "IN_FLIGHT")
+        if not live or who == 31:
+            return Reset()
+        name = live[who % len(live)]
+        return Commit(name, 0) if name in self._in("IN_FLIGHT") else Release(name) if who & 1 else Abort(name)

@@ -1,0 +1,72 @@
+"""Looks for planted faults from scratch, and says which are caught, by which law, and at what cost.
+
+Each fault and seed gets a process of its own: no example database, no corpus, no stored trace. The clock
+starts at the first operation.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+
+from kvlockstep.fuzz.faults.fault import Fault
+from kvlockstep.fuzz.worker import Order
+
+
+@dataclass(frozen=True, slots=True)
+class Hunt:
+    """How one fault was looked for with one seed. ``trouble`` says why there is no verdict."""
+
+    fault: str
+    seed: int
+    caught: bool  # by a law that may name it
+    law: str | None = None
+    signature: str | None = None
+    operations: int = 0  # executed until it was found
+    seconds: float = 0.0
+    found_len: int = 0
+    minimized_len: int = 0
+    trouble: str | None = None
+
+
+def hunt(fault: Fault, seed: int, seconds: float, minimize_seconds: float = 20.0) -> Hunt:
+    """Fuzz one faulty target in a fresh process until the fault shows or the time is over."""
+    with tempfile.TemporaryDirectory(prefix="kvlockstep-hunt-") as out:
+        order = Order(fault.target, fault.lane, seconds, seed, out, "hunt", fault.name, minimize_seconds)
+        command = [sys.executable, "-m", "kvlockstep.fuzz.worker", json.dumps(asdict(order))]
+        done = subprocess.run(command, capture_output=True, text=True)
+    events = {}
+    for line in done.stdout.splitlines():
+        event = json.loads(line)
+        events[event["event"]] = event
+    if "failure" in events:
+        found = events["failure"]
+        return Hunt(
+            fault.name,
+            seed,
+            found["law"] in fault.laws,
+            found["law"],
+            found["signature"],
+            found["operations"],
+            found["seconds"],
+            found["found_len"],
+            found["minimized_len"],
+        )
+    for event in ("unusable", "broken"):
+        if event in events:
+            return Hunt(fault.name, seed, False, trouble=events[event]["text"])
+    if "end" not in events:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        return Hunt(fault.name, seed, False, trouble=f"the process died: {last[0]}")
+    return Hunt(fault.name, seed, False, seconds=seconds)
+
+
+def hunt_all(faults: Iterable[Fault], seeds: Iterable[int], seconds: float, jobs: int) -> Iterator[Hunt]:
+    """Look for every fault with every seed, ``jobs`` at a time; yield each result as it comes."""
+    with ThreadPoolExecutor(jobs) as pool:
+        pending = [pool.submit(hunt, fault, seed, seconds) for fault in faults for seed in seeds]
+        for future in as_completed(pending):
+            yield future.result()

@@ -1,0 +1,376 @@
+"""Runs one operation at a time on the model and on a target, and checks every law after each.
+
+The order of a step is fixed: the operation is written to the trace, then it runs on the target; the laws
+are checked on what can be seen of the target, the charter's three first; the comparison with the model
+comes last. So a fault that breaks a law is named by that law, and "differs from the model" is what remains.
+
+An operation that names a NEW request, or a name that is not live in ``peek`` and ``match``, is settled by
+the model alone: the cache has never heard of it (SPEC section 2).
+
+The model takes the target's choices (which free page and row; for a target of conformance ``legal`` also
+which leaves it evicted) after proving them legal. No Hypothesis in here.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from traceback import extract_tb
+from typing import Any, Protocol, cast
+
+from kvlockstep.fuzz.config import CacheConfig
+from kvlockstep.fuzz.describe import describe_config, describe_op
+from kvlockstep.fuzz.model_runner import ModelRunner
+from kvlockstep.fuzz.ops import (
+    Abort,
+    Alloc,
+    Checkpoint,
+    Commit,
+    Evict,
+    Match,
+    Op,
+    Peek,
+    Release,
+    Reset,
+    Retract,
+    Submit,
+    kind_of,
+    named_requests,
+)
+from kvlockstep.fuzz.results import is_result_of, result_words, shown
+from kvlockstep.fuzz.targets.base import AllocResult, KvTarget, Refused, Target
+from kvlockstep.fuzz.targets.reference import snapshot_of
+from kvlockstep.invariants import Hold, Observation, Snapshot, Violation
+from kvlockstep.invariants.agreement import ChoiceIllegal, OutcomeDiffers, compare
+from kvlockstep.invariants.checks import run_checks
+from kvlockstep.reference.cache import Cache, Choice, IllegalChoice
+
+_NOT_THE_TARGETS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""What is let through when a target raises it; a panic in a Rust extension is no Exception either, but is caught."""
+
+
+class TargetRaised(Violation):
+    """The target raised something that is not a refusal."""
+
+
+class OpLog(Protocol):
+    """Where operations go before they run."""
+
+    def write(self, op: Op) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one operation gave: a value or a refusal."""
+
+    refused: str | None
+    value: object = None
+
+
+Watcher = Callable[[Op, Observation], None]
+
+
+class Lockstep:
+    """One model and one target, advanced together.
+
+    ``log`` receives each operation before it runs; ``watch`` is called with each operation and what was
+    seen of it, after all checks held; with ``digest`` the whole visible history is hashed, so that two
+    runs of a trace can be compared byte for byte.
+    """
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        target: Target,
+        *,
+        log: OpLog | None = None,
+        watch: Watcher | None = None,
+        digest: bool = False,
+    ) -> None:
+        self.config = config
+        self.target = target
+        self.model = Cache(
+            page_size=config.page_size,
+            n_pages=config.n_pages,
+            n_rows=config.n_rows,
+            max_context_len=config.max_context_len,
+            policy=config.policy,
+            key_units=config.key_units,
+            prefix_sharing=config.prefix_sharing,
+        )
+        with_kv = "kv" in target.capabilities
+        self.runner = ModelRunner(cast(KvTarget, target) if with_kv else None, config.n_slots)
+        self.log = log
+        self.watch = watch
+        self.step = -1
+        self.now = target.snapshot()
+        self.holds: dict[str, Hold] = {}
+        self._digest = hashlib.blake2b(digest_size=16) if digest else None
+
+    def digest(self) -> str:
+        """Return the hash of everything seen so far: refusals, results, rows, pool."""
+        assert self._digest is not None, "this lockstep was built without digest=True"
+        return self._digest.hexdigest()
+
+    def run(self, op: Op) -> Outcome:
+        """Run one operation on both sides. Raises the Violation that it uncovers, with the step in its facts."""
+        self.step += 1
+        if self.log is not None:
+            self.log.write(op)
+        try:
+            return self._run(op)
+        except Violation as violation:
+            violation.facts += [
+                ("step", f"{self.step}: {describe_op(op)}"),
+                ("config", f"{describe_config(self.config)} target={self.target.name}{self._lane()}"),
+            ]
+            raise
+
+    def _lane(self) -> str:
+        lane = getattr(self.target, "lane", None)
+        return f" lane={lane}" if lane else ""
+
+    def _run(self, op: Op) -> Outcome:
+        kind = kind_of(op)
+        arguments = _model_arguments(op)
+        refusal = self.model.refusal(kind, *arguments)
+        expected = type(refusal).__name__ if refusal is not None else None
+        before = self.now
+        if self._is_settled_by_model(op):
+            outcome = Outcome(expected, None if expected else getattr(self.model, kind)(*arguments))
+            if isinstance(op, Abort) and not expected:
+                self.runner.forget(op.request)
+            self._finish(op, Observation(self.step, kind, named_requests(op), 0, expected, before, before), outcome)
+            return outcome
+
+        seen = Observation(self.step, kind, named_requests(op), 0, None, before, before, written=self.runner.written)
+        for name in seen.requests:
+            if name in self.model.requests:
+                seen.fingerprints[name] = self.runner.fingerprints(name, self.model.requests[name])
+        if isinstance(op, Evict):
+            seen.n = op.n
+        elif isinstance(op, Commit):
+            seen.n = op.kept
+        elif isinstance(op, Alloc):
+            seen.n = self.model.pages_needed(arguments[0]) if expected in (None, "OutOfPages") else -1
+
+        lands = isinstance(op, Commit) and expected is None
+        if isinstance(op, Commit) and lands:
+            self._guarded(self.runner.land, op.request)
+        model_value = None
+        if expected is None and not isinstance(op, Alloc | Evict):
+            model_value = getattr(self.model, kind)(*arguments)
+
+        value = self._call_target(op, seen)
+        seen.now = self.now = cast(Snapshot, self._guarded(self.target.snapshot))
+        self._update_holds(op, seen, value)
+        if lands and seen.refused is None:
+            seen.reads = cast(list[Any], self._guarded(self.runner.read_rows, self.model.requests))
+            seen.pool_expected = self.runner.pool_expected
+            seen.pool_got = cast(list[int] | None, self._guarded(self.runner.read_pool))
+        run_checks(seen)
+
+        if expected != seen.refused:
+            raise OutcomeDiffers(
+                f"{kind} gave different outcomes",
+                [("reference", expected or "done"), (self.target.name, seen.refused or "done")],
+                roles=(expected or "done", seen.refused or "done"),
+            )
+        if expected is None and isinstance(op, Alloc | Evict):
+            model_value = self._model_with_choices(op, seen)
+        elif seen.evicted:
+            self._adopt(seen.evicted)
+        self._compare_values(kind, model_value, value)
+        compare(snapshot_of(self.model), seen.now)
+
+        if expected is None:
+            self._follow(op, seen)
+        outcome = Outcome(seen.refused, value)
+        self._finish(op, seen, outcome)
+        return outcome
+
+    def _is_settled_by_model(self, op: Op) -> bool:
+        if isinstance(op, Submit):
+            return True
+        names = named_requests(op)
+        states = [self.model.requests[name].state if name in self.model.requests else None for name in names]
+        if isinstance(op, Peek | Match):
+            return states == [None]
+        return "NEW" in states
+
+    def _call_target(self, op: Op, seen: Observation) -> object:
+        try:
+            value = self._dispatch(op)
+        except Refused as refused:
+            seen.refused = type(refused).__name__
+            seen.evicted = refused.evicted
+            return None
+        except _NOT_THE_TARGETS:
+            raise
+        except BaseException as error:
+            raise self._target_raised(error) from error
+        if not is_result_of(op, value):
+            raise OutcomeDiffers(
+                f"{seen.kind} returned no {result_words(op)}", [(self.target.name, repr(value)[:200])], ("type",)
+            )
+        if isinstance(value, AllocResult):
+            seen.write_sets = value.write_sets
+            seen.evicted = value.evicted
+        elif isinstance(op, Evict):
+            seen.evicted = cast(list[list[int]], value)
+        elif isinstance(op, Peek | Match):
+            seen.matched_len = cast(int, value)
+        return value
+
+    def _dispatch(self, op: Op) -> object:
+        target = self.target
+        match op:
+            case Peek(name):
+                request = self.model.requests[name]
+                return target.peek(name, request.tokens, request.namespace, request.private)
+            case Match(name):
+                request = self.model.requests[name]
+                return target.match(name, request.tokens, request.namespace, request.priority, request.private)
+            case Alloc(batch):
+                return target.alloc(batch)
+            case Commit(name, kept, sampled):
+                target.commit(name, kept, sampled)
+            case Checkpoint(name):
+                target.checkpoint(name)
+            case Release(name):
+                target.release(name)
+            case Abort(name):
+                target.abort(name)
+            case Retract(name, publish):
+                target.retract(name, publish)
+            case Evict(n):
+                return target.evict(n)
+            case Reset():
+                target.reset()
+            case _:
+                raise AssertionError(f"{op} never reaches a target")
+        return None
+
+    def _guarded(self, call: Callable[..., object], *arguments: object) -> object:
+        try:
+            return call(*arguments)
+        except _NOT_THE_TARGETS:
+            raise
+        except BaseException as error:
+            raise self._target_raised(error) from error
+
+    def _target_raised(self, error: BaseException) -> TargetRaised:
+        name = type(error).__name__
+        last = extract_tb(error.__traceback__)[-1]
+        place = [("raised at", f"{Path(last.filename).name}:{last.lineno} in {last.name}")]
+        return TargetRaised(f"{self.target.name} raised {name}: {error}", place, (name,))
+
+    def _model_with_choices(self, op: Alloc | Evict, seen: Observation) -> object:
+        """Prove the target's choices legal, then let the model make the same ones."""
+        victims = seen.evicted if self.target.conformance == "legal" else None
+        try:
+            if isinstance(op, Evict):
+                return self.model.evict(op.n, victims)
+            done = self.model.alloc(_model_arguments(op)[0], self._choice_of(op, seen, victims))
+        except IllegalChoice as illegal:
+            if isinstance(op, Alloc) and victims is None:
+                # other victims than the policy names leave other pages free: then the victims are what differs
+                self._compare_victims(self.model.alloc(_model_arguments(op)[0]).evicted, seen.evicted)
+            raise ChoiceIllegal(str(illegal)) from illegal
+        return AllocResult(done.write_sets, done.evicted)
+
+    def _choice_of(self, op: Alloc, seen: Observation, victims: list[list[int]] | None) -> Choice:
+        """Read off the write sets which pages, and off the rows which rows, the target took."""
+        write_sets = seen.write_sets or []
+        lengths = [len(write_set) for write_set in write_sets]
+        self._compare_values("alloc", [item.n for item in op.batch], lengths, "positions to write")
+        page_size = self.config.page_size
+        rows = {view.request: view.row for view in seen.now.rows or []}
+        newly, pages = {}, {}
+        for item, write_set in zip(op.batch, write_sets, strict=True):
+            request = self.model.requests[item.request]
+            first = -(-request.allocated_len // page_size) * page_size
+            positions = range(first, request.committed_len + item.n, page_size)
+            pages[item.request] = [write_set[pos - request.committed_len] // page_size for pos in positions]
+            if request.row is None and item.request in rows:
+                newly[item.request] = rows[item.request]
+        return Choice(newly, pages, victims)
+
+    def _compare_victims(self, expected: list[list[int]], got: list[list[int]]) -> None:
+        if expected != got:
+            raise OutcomeDiffers(
+                "alloc evicted other nodes", [("reference", str(expected)), (self.target.name, str(got))], ("victims",)
+            )
+
+    def _adopt(self, evicted: list[list[int]]) -> None:
+        """Follow a target that evicted ahead of a refusal, where its conformance allows it."""
+        if self.target.conformance == "exact":
+            raise OutcomeDiffers(
+                "a refused operation evicted",
+                [("reference", "evicted nothing"), (self.target.name, f"evicted {evicted}")],
+                ("refused",),
+            )
+        try:
+            self.model.adopt_eviction(evicted)
+        except IllegalChoice as illegal:
+            raise ChoiceIllegal(str(illegal)) from illegal
+
+    def _compare_values(self, kind: str, expected: object, got: object, what: str = "results") -> None:
+        if expected != got:
+            raise OutcomeDiffers(
+                f"{kind} gave different {what}",
+                [("reference", shown(expected)), (self.target.name, shown(got))],
+                roles=("value",),
+            )
+
+    def _update_holds(self, op: Op, seen: Observation, value: object) -> None:
+        """Remember what a request in flight holds, from the moment its pages were handed out."""
+        if isinstance(op, Commit) and seen.refused is None:
+            self.holds.pop(op.request, None)
+        if isinstance(op, Alloc) and isinstance(value, AllocResult):
+            rows = {view.request: view for view in seen.now.rows or []}
+            generations = seen.now.pools["full"].page_generations or []
+            row_generations = seen.now.row_generations or []
+            for item, write_set in zip(op.batch, value.write_sets, strict=False):
+                view = rows.get(item.request)
+                if view is not None:
+                    pages = {slot // self.config.page_size for slot in view.slots}
+                    held = {p: generations[p] if 0 <= p < len(generations) else 0 for p in sorted(pages)}
+                    row_generation = row_generations[view.row] if 0 <= view.row < len(row_generations) else 0
+                    self.holds[item.request] = Hold(view.row, row_generation, held, list(write_set))
+        seen.holds = dict(self.holds)
+
+    def _follow(self, op: Op, seen: Observation) -> None:
+        """Keep the runner in step with what was accepted."""
+        if isinstance(op, Alloc):
+            for item, write_set in zip(op.batch, seen.write_sets or [], strict=True):
+                self.runner.launch(item.request, self.model.requests[item.request], write_set, item.drafts)
+        elif isinstance(op, Abort | Release | Commit) and op.request not in self.model.requests:
+            self.runner.forget(op.request)
+
+    def _finish(self, op: Op, seen: Observation, outcome: Outcome) -> None:
+        if self._digest is not None:
+            value = outcome.value
+            given = (value.write_sets, value.evicted) if isinstance(value, AllocResult) else value
+            rows = [(view.row, view.request, view.slots) for view in seen.now.rows or []]
+            self._digest.update(repr((seen.kind, outcome.refused, given, rows, seen.pool_got)).encode())
+        if self.watch is not None:
+            self.watch(op, seen)
+
+
+def _model_arguments(op: Op) -> tuple[Any, ...]:
+    match op:
+        case Submit(request, tokens, namespace, priority, private):
+            return (request, tokens, namespace, priority, private)
+        case Alloc(batch):
+            return ([(item.request, item.n, item.drafts) for item in batch],)
+        case Commit(request, kept, sampled):
+            return (request, kept, sampled)
+        case Retract(request, publish):
+            return (request, publish)
+        case Evict(n):
+            return (n,)
+        case Reset():
+            return ()
+        case _:
+            return (op.request,)

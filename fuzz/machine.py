@@ -1,0 +1,153 @@
+"""The Hypothesis machine: one rule function per kind of operation, drawing small integers.
+
+A weight is the same function registered under several names, from one table; Hypothesis switches rules off
+per case by name (swarm testing), and what a switched-off rule would have done is mostly done by the step
+that needs it (``draws.py``). The machine owns no knowledge of caches: it draws, and runs the lockstep.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.reporting import with_reporter
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from kvlockstep.fuzz.config import CacheConfig
+from kvlockstep.fuzz.draws import N_FAMILIES, N_NAMES, NAMESPACES, Draws
+from kvlockstep.fuzz.lockstep import Lockstep
+from kvlockstep.fuzz.ops import Op
+
+WEIGHTS = {
+    # Of 100 operations done in a default run about 20 are alloc and 20 commit, and none that ends a request
+    # takes more than 9: with more aborts few requests live long enough to share and to be evicted.
+    "alloc": 6,
+    "commit": 7,
+    "checkpoint": 4,
+    "match": 3,
+    "submit": 2,
+    "release": 2,
+    "retract": 1,
+    "peek": 1,
+    "evict": 1,
+    "abort": 1,
+    "reset": 1,
+}
+
+PAGE_SIZES = (1, 2, 3, 4, 16)
+
+
+class Case(Protocol):
+    """What a machine needs from whoever runs it."""
+
+    capabilities: frozenset[str]
+    config: CacheConfig | None  # fixed, or None to draw one for each case
+
+    def start(self, config: CacheConfig) -> Lockstep: ...
+
+    def run(self, lockstep: Lockstep, op: Op) -> None: ...
+
+
+def draw_config(
+    capabilities: frozenset[str], page: int, pages: int, rows: int, context: int, policy: int, switches: int
+) -> CacheConfig:
+    """Turn small integers into a config: pools so small that eviction, refusal and reuse are the normal case."""
+    page_size = PAGE_SIZES[page]
+    policies = sorted(name.removeprefix("policy:") for name in capabilities if name.startswith("policy:"))
+    return CacheConfig(
+        page_size=page_size,
+        n_pages=3 + pages + (8 if page_size == 1 else 0),
+        n_rows=1 + rows,
+        max_context_len=max(2, page_size * (3 + context // 3) + context % 3 - 1 + (4 if page_size < 3 else 0)),
+        policy=policies[policy % len(policies)] if policies else "lru",
+        key_units="bigram" if "bigram" in capabilities and switches % 4 == 0 else "token",
+        prefix_sharing=not ("no_sharing" in capabilities and switches % 16 == 5),
+        dtype=("float16", "bfloat16", "float32")[switches % 3],
+    )
+
+
+small = st.integers(0, 15)
+who = st.integers(0, 4 * N_NAMES - 1)
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Draws operations and runs each on both sides. Subclass with `machine_for` to give it a case."""
+
+    case: ClassVar[Case]
+    lockstep: Lockstep
+
+    @initialize(
+        page=st.integers(0, len(PAGE_SIZES) - 1),
+        pages=small,
+        rows=st.integers(0, 4),
+        context=small,
+        policy=st.integers(0, 6),
+        switches=st.integers(0, 47),
+    )
+    def build(self, page: int, pages: int, rows: int, context: int, policy: int, switches: int) -> None:
+        config = self.case.config
+        if config is None:
+            config = draw_config(self.case.capabilities, page, pages, rows, context, policy, switches)
+        self.lockstep = self.case.start(config)
+        self.draws = Draws(config, self.lockstep.model, self.case.capabilities)
+
+    def run(self, op: Op) -> None:
+        self.case.run(self.lockstep, op)
+
+
+_RULES: dict[str, dict[str, Any]] = {
+    "submit": {
+        "family": st.integers(0, 3 * N_FAMILIES - 1),
+        "pages": st.integers(0, 4),
+        "delta": st.integers(-1, 1),
+        "extra": st.integers(0, 8),
+        "space": st.integers(0, 2 * len(NAMESPACES) - 1),
+        "switch": st.integers(0, 31),
+    },
+    "peek": {"who": who},
+    "match": {"who": who},
+    "alloc": {"who": who, "size": st.integers(0, 5), "how": st.integers(0, 31), "drafts": small},
+    "commit": {"who": who, "how": st.integers(0, 23), "token": st.integers(0, N_FAMILIES - 1)},
+    "checkpoint": {"who": who, "how": st.integers(0, 23)},
+    "release": {"who": who, "how": st.integers(0, 23)},
+    "abort": {"who": who},
+    "retract": {"who": who, "how": st.integers(0, 23)},
+    "evict": {"pages": st.integers(0, 5), "delta": st.integers(-1, 1)},
+    "reset": {"who": st.integers(0, 31)},
+}
+
+
+def _rule_for(kind: str) -> Callable[..., None]:
+    def apply(self: CacheMachine, **drawn: int) -> None:
+        self.run(getattr(self.draws, kind)(**drawn))
+
+    return apply
+
+
+# Hypothesis sorts rules by name and draws the first ones more often; so the number that begins a name puts
+# the operations that get a request furthest in front.
+for _rank, (_kind, _weight) in enumerate(WEIGHTS.items()):
+    for _copy in range(_weight):
+        _apply = _rule_for(_kind)
+        _apply.__name__ = f"op_{_rank:02}_{_kind}_{_copy}"
+        _decorate: Any = rule(**_RULES[_kind])
+        setattr(CacheMachine, _apply.__name__, _decorate(_apply))
+
+
+def run_cases(case: Case, seed_value: int, n_cases: int, steps: int) -> None:
+    """Run ``n_cases`` fresh cases of at most ``steps`` operations, all drawn from ``seed_value``.
+
+    Nothing is shrunk, stored or printed here: what a case uncovers is raised out of ``case.run``.
+    """
+    machine = type("CacheMachineOfCase", (CacheMachine,), {"case": case})
+    chosen = settings(
+        max_examples=n_cases,
+        stateful_step_count=steps,
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    with with_reporter(lambda text: None):
+        run_state_machine_as_test(seed(seed_value)(machine), settings=chosen)

@@ -1,0 +1,218 @@
+"""Makes a failing trace short: fewer operations, then smaller numbers and prompts, then a smaller config.
+
+Each candidate runs from a fresh state and is kept only if it fails with the same cause signature, so that
+the search cannot slide to another bug. Every sub-list of a trace is a valid trace; that is what makes plain
+deletion work. The best trace so far is handed to ``save`` whenever it gets better, so that an interrupted
+search loses nothing and a later one goes on from there.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+from kvlockstep.fuzz.config import CacheConfig
+from kvlockstep.fuzz.ops import Alloc, AllocItem, Commit, Evict, Op, Retract, Submit, named_requests
+from kvlockstep.fuzz.registry import Factory, TargetUnusable
+from kvlockstep.fuzz.replay import failing_signature
+
+Ops = tuple[Op, ...]
+SIZES = ("page_size", "n_rows", "n_pages", "max_context_len")
+Save = Callable[[CacheConfig, Ops], None]
+
+
+class Minimizer:
+    """Search for the shortest trace with one signature. ``tried`` counts the replays."""
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        ops: Ops,
+        factory: Factory,
+        signature: str,
+        *,
+        seconds: float,
+        save: Save | None = None,
+    ) -> None:
+        self.config = config
+        self.ops = ops
+        self.factory = factory
+        self.signature = signature
+        self.deadline = monotonic() + seconds
+        self.save = save
+        self.tried = 0
+
+    def run(self) -> bool:
+        """Minimize in place. Return True if no further step helped, False if the time ran out first."""
+        if not self._accept(self.config, self.ops):
+            return False
+        size = None
+        while size != (size := self._size()):
+            for reduce in (self._drop_requests, self._drop_chunks, self._simplify, self._shorten_prompts, self._shrink):
+                reduce()
+                if monotonic() > self.deadline:
+                    return False
+        return True
+
+    def _size(self) -> tuple[object, ...]:
+        return (self.config, self.ops)
+
+    def _accept(self, config: CacheConfig, ops: Ops) -> bool:
+        """Run a candidate; keep it, cut after its failing operation, if it fails in the same way."""
+        if monotonic() > self.deadline:
+            return False
+        self.tried += 1
+        try:
+            signature, steps = failing_signature(config, ops, self.factory)
+        except TargetUnusable:  # it cannot be built in this size
+            return False
+        if signature != self.signature:
+            return False
+        self.config, self.ops = config, ops[:steps]
+        if self.save is not None:
+            self.save(self.config, self.ops)
+        return True
+
+    def _drop_requests(self) -> None:
+        for name in sorted({name for op in self.ops for name in named_requests(op)}):
+            kept = tuple(without for op in self.ops if (without := _without(op, name)) is not None)
+            if kept != self.ops:
+                self._accept(self.config, kept)
+
+    def _drop_chunks(self) -> None:
+        size = max(1, len(self.ops) // 2)
+        while True:
+            start = len(self.ops) - size
+            while start > -size:
+                low = max(0, start)
+                candidate = self.ops[:low] + self.ops[start + size :]
+                if len(candidate) < len(self.ops):
+                    self._accept(self.config, candidate)
+                start = min(start, len(self.ops)) - size
+            if size == 1:
+                return
+            size //= 2
+
+    def _simplify(self) -> None:
+        index = 0
+        while index < len(self.ops):
+            for simpler in _simpler(self.ops[index]):
+                if self._accept(self.config, (*self.ops[:index], simpler, *self.ops[index + 1 :])):
+                    break
+            else:
+                index += 1
+            if monotonic() > self.deadline:
+                return
+
+    def _shorten_prompts(self) -> None:
+        """Cut a prompt together with the first pass over it, or the pass would ask for tokens that are gone."""
+        for name in sorted({op.request for op in self.ops if isinstance(op, Submit)}):
+            cut = 64 * self.config.page_size
+            while cut:
+                shorter = _shortened(self.ops, name, cut)
+                if shorter is None or not self._accept(self.config, shorter):
+                    cut //= 2
+
+    def _shrink(self) -> None:
+        """Take each plainer value that still fails; of a size the smallest that does."""
+        for name, value in list(_plainer_values(self.config)):
+            present = getattr(self.config, name)
+            if value == present or (name in SIZES and value > present):
+                continue
+            candidate = replace(self.config, **{name: value})
+            if candidate.is_valid():
+                self._accept(candidate, self.ops)
+
+
+def _without(op: Op, name: str) -> Op | None:
+    if isinstance(op, Alloc):
+        batch = tuple(item for item in op.batch if item.request != name)
+        return Alloc(batch) if batch or not op.batch else None
+    return None if name in named_requests(op) else op
+
+
+def _simpler(op: Op) -> Iterator[Op]:
+    """Yield operations that say less, the boldest first."""
+    match op:
+        case Submit(_, tokens, namespace, priority, private):
+            if namespace != (None, None, ()):
+                yield replace(op, namespace=(None, None, ()))
+                yield from (replace(op, namespace=part) for part in _smaller_namespaces(op) if part != namespace)
+            if priority:
+                yield replace(op, priority=0)
+            if private:
+                yield replace(op, private=False)
+            plain = tuple(sorted(set(tokens)))
+            if plain != tuple(range(1, len(plain) + 1)):
+                yield replace(op, tokens=tuple(1 + plain.index(token) for token in tokens))
+            if len(plain) > 1:
+                yield replace(op, tokens=(1,) * len(tokens))
+        case Alloc(batch):
+            if len(batch) > 1:
+                yield from (Alloc(batch[:i] + batch[i + 1 :]) for i in range(len(batch)))
+            for i, item in enumerate(batch):
+                for n, drafts in _smaller_passes(item):
+                    yield Alloc((*batch[:i], AllocItem(item.request, n, drafts), *batch[i + 1 :]))
+        case Commit(_, kept, sampled):
+            if sampled:
+                yield replace(op, sampled=())
+            if sampled not in ((), (1,)):
+                yield replace(op, sampled=(1,))
+            yield from (replace(op, kept=fewer) for fewer in (kept // 2, kept - 1) if 0 <= fewer < kept)
+        case Retract(_, True):
+            yield replace(op, publish=False)
+        case Evict(n):
+            yield from (Evict(fewer) for fewer in (1, n // 2, n - 1) if 1 <= fewer < n)
+
+
+def _smaller_namespaces(op: Submit) -> Iterator[tuple[str | None, str | None, tuple[str, ...]]]:
+    extra_key, cache_salt, content_ids = op.namespace
+    yield (None, cache_salt, content_ids)
+    yield (extra_key, None, content_ids)
+    yield (extra_key, cache_salt, ())
+
+
+def _smaller_passes(item: AllocItem) -> Iterator[tuple[int, tuple[int, ...]]]:
+    known = item.n - len(item.drafts)
+    if item.drafts:
+        yield known, ()
+        yield item.n - 1, item.drafts[:-1]
+    if known > 1:
+        yield 1, ()
+        yield item.n - 1, item.drafts
+
+
+def _shortened(ops: Ops, name: str, cut: int) -> Ops | None:
+    """Take ``cut`` tokens off the prompt of ``name``, off its first pass and off what that pass kept."""
+    shorter: list[Op] = []
+    stage = 0  # 0: before the submit, 1: before the first alloc, 2: before its commit, 3: done
+    for op in ops:
+        if stage == 0 and isinstance(op, Submit) and op.request == name:
+            if len(op.tokens) <= cut:
+                return None
+            shorter.append(replace(op, tokens=op.tokens[:-cut]))
+            stage = 1
+        elif stage == 1 and isinstance(op, Alloc) and name in named_requests(op):
+            batch = tuple(replace(i, n=i.n - cut) if i.request == name else i for i in op.batch)
+            if any(item.n < 1 for item in batch):
+                shorter.append(op)
+                stage = 3
+                continue
+            shorter.append(Alloc(batch))
+            stage = 2
+        elif stage == 2 and isinstance(op, Commit) and op.request == name:
+            shorter.append(replace(op, kept=max(0, op.kept - cut)))
+            stage = 3
+        else:
+            shorter.append(op)
+    return tuple(shorter) if stage else None
+
+
+def _plainer_values(config: CacheConfig) -> Iterator[tuple[str, Any]]:
+    plain = CacheConfig()
+    for name in ("policy", "key_units", "prefix_sharing", "dtype", "kv_heads", "head_dim"):
+        yield name, getattr(plain, name)
+    yield "layers", 1
+    for name in SIZES:
+        size = getattr(config, name)
+        yield from ((name, fewer) for fewer in sorted({1, 2, 3, 4, 6, 8, 12, size // 2, size - 1}) if 1 <= fewer < size)

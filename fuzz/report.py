@@ -1,0 +1,123 @@
+"""Tables and progress for people: in colour on a terminal, plain lines elsewhere."""
+
+from collections.abc import Sequence
+from time import monotonic
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from kvlockstep.fuzz.campaign import WorkerState, merged
+from kvlockstep.fuzz.faults.fault import Fault
+from kvlockstep.fuzz.faults.hunt import Hunt
+from kvlockstep.fuzz.labels import LABELS, name_of
+from kvlockstep.fuzz.ops import OPS
+from kvlockstep.fuzz.targets.base import REFUSALS
+
+
+class PlainProgress:
+    """One line every few seconds, on any kind of output."""
+
+    def __init__(self, console: Console, seconds: float, every: float = 5.0) -> None:
+        self.console = console
+        self.seconds = seconds
+        self.every = every
+        self._next = monotonic() + every
+
+    def __call__(self, states: Sequence[WorkerState]) -> None:
+        if monotonic() < self._next:
+            return
+        self._next = monotonic() + self.every
+        parts = []
+        for state in states:
+            rate = state.statistics.done / state.seconds if state.seconds else 0.0
+            parts.append(f"{state.order.name} {state.stage} {state.statistics.done:,} done ({rate:,.0f}/s)")
+        spent = max((state.seconds for state in states), default=0.0)
+        self.console.print(f"{spent:4.0f}/{self.seconds:g} s  " + "  ".join(parts), highlight=False)
+
+
+def print_run(console: Console, states: Sequence[WorkerState]) -> None:
+    """Print the closing tables of a fuzz run: workers, operations by outcome, state labels."""
+    workers = _table("workers", ["", *(state.order.name for state in states)])
+    facts = [_facts_of(state) for state in states]
+    for name in facts[0] if facts else ():
+        workers.add_row(name, *(of_worker[name] for of_worker in facts))
+    console.print(workers)
+
+    total = merged(states)
+    operations = _table("operations by outcome", ["operation", "done", "refused"])
+    operations.add_column("refused because", overflow="fold")
+    for op in OPS:
+        kind = op.__name__.lower()
+        reasons = {r.__name__: total.outcomes[kind, r.__name__] for r in REFUSALS}
+        because = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
+        operations.add_row(kind, f"{total.outcomes[kind, 'done']:,}", f"{sum(reasons.values()):,}", because)
+    console.print(operations)
+
+    labels = _table("state labels", ["label", *(state.order.name for state in states)])
+    for label in LABELS:
+        name = name_of(label)
+        style = "bold red" if total.labels[name] == 0 else None
+        labels.add_row(name, *(f"{state.statistics.labels[name]:,}" for state in states), style=style)
+    console.print(labels)
+
+
+def _facts_of(state: WorkerState) -> dict[str, str]:
+    counts = state.statistics
+    share = counts.cases_under_pressure / counts.cases if counts.cases else 0.0
+    return {
+        "lane": state.lane or "-",
+        "seconds": f"{state.seconds:.1f}",
+        "operations done": f"{counts.done:,}",
+        "operations done a second": f"{counts.done / state.seconds if state.seconds else 0:,.0f}",
+        "operations refused": f"{counts.refused:,}",
+        "cases": f"{counts.cases:,}",
+        "distinct cases": f"{counts.distinct_cases:,}",
+        "cases that evicted or were refused room": f"{share:.0%}",
+    }
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    """Make a table whose first column is text and whose others are numbers."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", no_wrap=True)
+    return table
+
+
+def print_failure(console: Console, state: WorkerState) -> None:
+    """Print law, facts and the one line to paste."""
+    failure = state.failure
+    assert failure is not None
+    if "text" in failure:
+        console.print(failure["text"], markup=False, highlight=False, style="bold red", soft_wrap=True)
+        lengths = f"{failure['minimized_len']} operations, minimized from {failure['found_len']}"
+        if not failure["minimized_fully"]:
+            lengths += " (time ran out; kvlockstep minimize goes on)"
+    else:
+        console.print(f"{failure['signature']} (not minimized: the worker was stopped)", style="bold red")
+        lengths = "as found"
+    cost = f"after {failure['operations']:,} operations and {failure['seconds']:.1f} s"
+    console.print(f"  found     {cost} by worker {state.order.name}; {lengths}", highlight=False, soft_wrap=True)
+    if state.replays is False:
+        console.print("  warning   did not replay in a fresh process: counted apart, not as a failure")
+
+
+def print_hunts(console: Console, faults: Sequence[Fault], hunts: Sequence[Hunt]) -> None:
+    """Print one line a fault: the law that named it, and what its slowest seed cost."""
+    table = _table("faults, slowest of their seeds", ["fault", "caught", "operations", "seconds", "minimized to"])
+    table.add_column("named by", overflow="fold")
+    for fault in faults:
+        of_fault = [hunt for hunt in hunts if hunt.fault == fault.name]
+        slowest = max(of_fault, key=lambda hunt: (not hunt.caught, hunt.seconds))
+        laws = sorted({hunt.law or hunt.trouble or "not found" for hunt in of_fault})
+        table.add_row(
+            fault.name,
+            f"{sum(hunt.caught for hunt in of_fault)}/{len(of_fault)}",
+            f"{slowest.operations:,}",
+            f"{slowest.seconds:.1f}",
+            f"{max(hunt.minimized_len for hunt in of_fault)}",
+            ", ".join(laws) + ("" if fault.lane == "torch" else f" ({fault.lane})"),
+            style=None if all(hunt.caught for hunt in of_fault) else "bold red",
+        )
+    console.print(table)

@@ -1,0 +1,79 @@
+"""What a run tried and reached: operations by outcome, state labels, cases, distinct traces.
+
+Plain counters that add up over cases and workers and travel as JSON.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvlockstep.fuzz.labels import Memory, reached
+from kvlockstep.fuzz.ops import Op
+from kvlockstep.invariants import Observation
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Counts over any number of cases."""
+
+    outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)  # (kind, "done" or the refusal)
+    labels: Counter[str] = field(default_factory=Counter)
+    cases: int = 0
+    cases_under_pressure: int = 0  # those that evicted, or were refused a row or pages
+    distinct_cases: int = 0
+
+    @property
+    def done(self) -> int:
+        """Operations that were done, not refused."""
+        return sum(count for (_, outcome), count in self.outcomes.items() if outcome == "done")
+
+    @property
+    def refused(self) -> int:
+        return sum(self.outcomes.values()) - self.done
+
+    def add(self, other: "Statistics") -> None:
+        self.outcomes.update(other.outcomes)
+        self.labels.update(other.labels)
+        self.cases += other.cases
+        self.cases_under_pressure += other.cases_under_pressure
+        self.distinct_cases += other.distinct_cases
+
+    def to_json(self) -> dict[str, Any]:
+        outcomes: dict[str, dict[str, int]] = {}
+        for (kind, outcome), count in sorted(self.outcomes.items()):
+            outcomes.setdefault(kind, {})[outcome] = count
+        return {
+            "outcomes": outcomes,
+            "labels": dict(sorted(self.labels.items())),
+            "cases": self.cases,
+            "cases_under_pressure": self.cases_under_pressure,
+            "distinct_cases": self.distinct_cases,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Statistics":
+        outcomes = {(kind, outcome): n for kind, row in data["outcomes"].items() for outcome, n in row.items()}
+        return cls(
+            Counter(outcomes),
+            Counter(data["labels"]),
+            data["cases"],
+            data["cases_under_pressure"],
+            data["distinct_cases"],
+        )
+
+
+class CaseWatcher:
+    """Counts one case into ``statistics``; pass it to a Lockstep as ``watch``."""
+
+    def __init__(self, statistics: Statistics, memory: Memory) -> None:
+        self.statistics = statistics
+        self.memory = memory
+        self.under_pressure = False
+        statistics.cases += 1
+
+    def __call__(self, op: Op, seen: Observation) -> None:
+        self.statistics.outcomes[seen.kind, seen.refused or "done"] += 1
+        self.statistics.labels.update(reached(seen, self.memory))
+        if not self.under_pressure and (seen.evicted or seen.refused in ("OutOfPages", "OutOfRows")):
+            self.under_pressure = True
+            self.statistics.cases_under_pressure += 1

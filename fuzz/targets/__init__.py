@@ -1,0 +1,1 @@
+"""Caches under test, each behind the contract of `base.Target`."""
