@@ -1,0 +1,100 @@
+"""What every test run of this checkout shares: Hypothesis profiles, one thread, the lane, and what may be absent.
+
+A test that needs something not every machine has is marked ``@pytest.mark.needs("cuda")`` and is
+skipped, with the reason printed, where that is absent. A run that must not skip it names it in
+``KVLOCKSTEP_REQUIRE=cuda,sglang``: then a skip of a test so marked, for whatever reason, is a failure.
+"""
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, Verbosity, settings
+
+# Before torch is imported; unlike torch.set_num_threads it reaches child processes and costs no import here.
+os.environ["OMP_NUM_THREADS"] = "1"
+LANE = os.environ.setdefault("KVLOCKSTEP_LANE", "torch")
+
+ROOT = Path(__file__).resolve().parent
+
+collect_ignore = ["src/kvlockstep/gpu_impl/kernels.py"]  # looking for doctests in it would import Triton for all tests
+
+_ANY_SPEED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("dev", max_examples=50, **_ANY_SPEED)
+settings.register_profile("ci", max_examples=100, derandomize=True, database=None, **_ANY_SPEED)
+settings.register_profile("nightly", max_examples=2000, print_blob=True, **_ANY_SPEED)
+settings.register_profile(
+    "debug", max_examples=20, verbosity=Verbosity.verbose, phases=set(Phase) - {Phase.shrink}, **_ANY_SPEED
+)
+settings.load_profile("dev")
+
+
+def _missing_cuda() -> str | None:
+    import torch
+
+    return None if torch.cuda.is_available() else "torch finds no GPU"
+
+
+def _missing_module(name: str) -> str | None:
+    return None if importlib.util.find_spec(name) else f"{name} is not installed"
+
+
+def _missing_browser() -> str | None:
+    names = ("chromium", "chromium-browser", "google-chrome", "firefox")
+    return None if any(map(shutil.which, names)) else f"none of {', '.join(names)} is on the path"
+
+
+_MISSING = {
+    "browser": _missing_browser,
+    "cuda": _missing_cuda,
+    "ray": lambda: _missing_module("ray"),
+    "sglang": lambda: _missing_module("sglang"),
+}
+
+
+def _required() -> set[str]:
+    return {name for name in os.environ.get("KVLOCKSTEP_REQUIRE", "").split(",") if name}
+
+
+def _needs(item: pytest.Item) -> list[str]:
+    return [mark.args[0] for mark in item.iter_markers("needs")]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"needs(name): skipped where it is absent; one of {', '.join(_MISSING)}")
+    if unknown := _required() - _MISSING.keys():
+        raise pytest.UsageError(f"KVLOCKSTEP_REQUIRE: expected some of {', '.join(_MISSING)}, got {min(unknown)!r}")
+    import kvlockstep
+
+    origin = Path(kvlockstep.__file__ or "").resolve().parent
+    if origin != ROOT / "src" / "kvlockstep":
+        raise pytest.UsageError(f"kvlockstep comes from {origin}, not from this checkout: pip install -e {ROOT}")
+
+
+def pytest_report_header() -> str:
+    required = ",".join(sorted(_required())) or "nothing"
+    return f"kvlockstep: lane={LANE} required={required}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if unknown := set(_needs(item)) - _MISSING.keys():
+            raise pytest.UsageError(f"{item.nodeid} needs {min(unknown)!r}: expected one of {', '.join(_MISSING)}")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for name in _needs(item):
+        if reason := _MISSING[name]():
+            pytest.skip(f"needs {name}: {reason}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
+    report = yield
+    promised = sorted(_required().intersection(_needs(item)))
+    if report.skipped and promised and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"KVLOCKSTEP_REQUIRE promises {', '.join(promised)}, but: {report.longrepr[2]}"
+    return report
