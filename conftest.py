@@ -98,3 +98,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
         report.outcome = "failed"
         report.longrepr = f"KVLOCKSTEP_REQUIRE promises {', '.join(promised)}, but: {report.longrepr[2]}"
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what tests recorded with ``record_property("show", text)``: figures that a pass alone does not tell."""
+    reports = [report for key in ("passed", "failed") for report in terminalreporter.stats.get(key, [])]
+    shown = sorted(str(text) for report in reports for name, text in report.user_properties if name == "show")
+    if shown:
+        terminalreporter.section("figures")
+        for text in shown:
+            terminalreporter.write_line(text)

@@ -105,8 +105,8 @@ class Report:
             + ("closed" if self.closed else "not closed: stopped at the bound on states"),
             "refused: " + ", ".join(f"{kind} {n}" for kind, n in sorted(self.refused.items())),
         ]
-        lines += [f"  {n:>8} {label}" for label, n in sorted(self.labels.items())]
-        return "\n".join(lines)
+        lines.append("labels: " + ", ".join(f"{label} {n}" for label, n in sorted(self.labels.items())))
+        return "\n  ".join(lines)
 
 
 @dataclass(slots=True)

@@ -79,6 +79,7 @@ def test_alloc_adopts_more_victims_than_needed():
         (Choice({"r0": 1, "r1": 2}, {"r0": [3, 0], "r1": [5]}), "page 0 for r0 is not free"),
         (Choice({"r0": 1, "r1": 2}, {"r0": [3, 1], "r1": [5]}), "page 1 for r0 is not free"),
         (Choice({"r0": 1, "r1": 2}, {"r0": [3], "r1": [5]}), "1 new pages chosen for r0, expected 2"),
+        (Choice({"r0": 1, "r1": 2}, {"r0": [3, 4, 5], "r1": [5]}), "3 new pages chosen for r0, expected 2"),
         (Choice({"r0": 1, "r1": 2}, {"r0": [3, 4]}), "0 new pages chosen for r1, expected 1"),
         (Choice({"r0": 1, "r1": 2}, {"r0": [3, 4], "r1": [5], "r2": []}), "r2, which is not in the batch"),
         (Choice({"r0": 1, "r1": 2}, {"r0": [3, 4], "r1": [5]}, victims=[[2]]), r"victim 0 has slots \[2\]"),
@@ -143,6 +144,18 @@ def test_victims_are_legal_at_their_turn():
 
     assert_illegal(cache, "victim 1 has slots", "evict", 3, [[2], [1], [3]])
     assert cache.evict(3, [[3], [2], [1]]) == [[3], [2], [1]]
+
+
+def test_parent_of_a_victim_with_several_pages_is_legal_next():
+    cache = Cache(page_size=1, n_pages=4, n_rows=2, max_context_len=8)
+    for tokens in ("a", "abc"):
+        cache.submit("publisher", tokens, NS)
+        cache.match("publisher")
+        cache.alloc([("publisher", cache.requests["publisher"].uncomputed, "")])
+        cache.commit("publisher", cache.requests["publisher"].in_flight_n, "")
+        cache.release("publisher")
+
+    assert cache.evict(3, [[2, 3], [1]]) == [[2, 3], [1]]
 
 
 def test_locked_node_is_no_legal_victim():

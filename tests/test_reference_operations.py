@@ -184,6 +184,30 @@ def test_pages_needed_counts_pages_of_whole_batch():
     assert cache.pages_needed([("r0", 2, ""), ("r1", 3, "")]) == 3
 
 
+def test_over_allocated_tail_of_one_request_lowers_no_need_of_another():
+    cache = new_cache()
+    for name in ("r0", "r1"):
+        cache.submit(name, "abc", NS)
+        cache.match(name)
+    cache.alloc([("r0", 9, "uvwxyz")])
+    cache.commit("r0", 3, "s")
+
+    assert cache.pages_needed([("r0", 1, ""), ("r1", 3, "")]) == 2
+
+
+def test_alloc_succeeds_when_free_and_evictable_pages_just_suffice():
+    cache = new_cache(n_pages=3)
+    publish(cache, "abx")
+    publish(cache, "cdx")
+    cache.submit("r0", "uvwxyz", NS)
+    cache.match("r0")
+
+    done = cache.alloc([("r0", 6, "")])
+
+    assert done.evicted == [[2, 3], [4, 5]]
+    assert cache.pages.n_free == 0
+
+
 def test_commit_keeps_accepted_drafts_and_the_sample():
     cache = new_cache()
     cache.submit("r0", "ab", NS)

@@ -79,14 +79,17 @@ def test_full_device_surfaces_as_os_error():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_full_disk_keeps_what_was_written(tmp_path, name):
-    """A file-size limit stands for the disk; some bytes of the line that fails still fit."""
+    """A file-size limit stands for the disk; some bytes of the line that fails still fit.
+
+    Space that comes back does not start the writer again: a trace with a hole would replay as another trace.
+    """
     path = tmp_path / name
     script = f"""
 import resource
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.ops import Submit
 from kvlockstep.fuzz.trace import Header, TraceWriter
-resource.setrlimit(resource.RLIMIT_FSIZE, (5001, 5001))
+resource.setrlimit(resource.RLIMIT_FSIZE, (5001, 9000))
 writer = TraceWriter({str(path)!r}, Header(CacheConfig()))
 n = 0
 while True:
@@ -96,6 +99,7 @@ while True:
         print(n, error.strerror)
         break
     n += 1
+resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
 try:
     writer.write(Submit("late", ()))
 except OSError as error:
