@@ -43,6 +43,7 @@ from kvlockstep.fuzz.targets.reference import snapshot_of
 from kvlockstep.invariants import Hold, Observation, Snapshot, Violation
 from kvlockstep.invariants.agreement import ChoiceIllegal, OutcomeDiffers, compare
 from kvlockstep.invariants.checks import run_checks
+from kvlockstep.invariants.index import Index
 from kvlockstep.reference.cache import Cache, Choice, IllegalChoice
 
 _NOT_THE_TARGETS = (KeyboardInterrupt, SystemExit, GeneratorExit)
@@ -105,6 +106,7 @@ class Lockstep:
         self.step = -1
         self.now = target.snapshot()
         self.holds: dict[str, Hold] = {}
+        self._index: Index | None = None  # of self.now, handed on by each step to the next
         self._digest = hashlib.blake2b(digest_size=16) if digest else None
 
     def digest(self) -> str:
@@ -168,7 +170,7 @@ class Lockstep:
             seen.reads = cast(list[Any], self._guarded(self.runner.read_rows, self.model.requests))
             seen.pool_expected = self.runner.pool_expected
             seen.pool_got = cast(list[int] | None, self._guarded(self.runner.read_pool))
-        run_checks(seen)
+        self._index = run_checks(seen, self._index)
 
         if expected != seen.refused:
             raise OutcomeDiffers(

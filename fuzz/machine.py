@@ -91,7 +91,9 @@ class CacheMachine(RuleBasedStateMachine):
         self.lockstep = self.case.start(config)
         self.draws = Draws(config, self.lockstep.model, self.case.capabilities)
 
-    def run(self, op: Op) -> None:
+    def act(self, kind: str, drawn: dict[str, int]) -> None:
+        """Run the operation of a kind that the drawn integers stand for."""
+        op: Op = getattr(self.draws, kind)(**drawn)
         self.case.run(self.lockstep, op)
 
 
@@ -119,7 +121,7 @@ _RULES: dict[str, dict[str, Any]] = {
 
 def _rule_for(kind: str) -> Callable[..., None]:
     def apply(self: CacheMachine, **drawn: int) -> None:
-        self.run(getattr(self.draws, kind)(**drawn))
+        self.act(kind, drawn)
 
     return apply
 
@@ -139,7 +141,11 @@ def run_cases(case: Case, seed_value: int, n_cases: int, steps: int) -> None:
 
     Nothing is shrunk, stored or printed here: what a case uncovers is raised out of ``case.run``.
     """
-    machine = type("CacheMachineOfCase", (CacheMachine,), {"case": case})
+    run_machine(type("CacheMachineOfCase", (CacheMachine,), {"case": case}), seed_value, n_cases, steps)
+
+
+def run_machine(machine: type[RuleBasedStateMachine], seed_value: int, n_cases: int, steps: int) -> None:
+    """Run a machine as `run_cases` does."""
     chosen = settings(
         max_examples=n_cases,
         stateful_step_count=steps,

@@ -113,7 +113,7 @@ def _compare_requests(sides: _Sides) -> None:
     ]
     if expected != got:
         name, model_has, now_has = _first_difference(_by_key(expected), _by_key(got))
-        fields = [_REQUEST_FIELDS[i] for i in range(len(_REQUEST_FIELDS)) if _differs_at(model_has, now_has, i)]
+        fields = _differing(_REQUEST_FIELDS, model_has, now_has)
         raise RequestsDiffer(
             f"request {name} differs in {listing(fields)}",
             sides.facts(_request_words(sides.model, name), _request_words(sides.now, name)),
@@ -195,7 +195,7 @@ def _compare_tree(sides: _Sides) -> None:
         first, model_has, now_has = _first_difference(
             {slot: key[1:] for slot, key in expected.items()}, {slot: key[1:] for slot, key in got.items()}
         )
-        fields = [name for i, name in enumerate(_NODE_FIELDS) if _differs_at(model_has, now_has, i)]
+        fields = _differing(_NODE_FIELDS, model_has, now_has)
         raise TreeDiffers(
             f"the node whose edge starts at slot {first} differs in {listing(fields)}",
             sides.facts(
@@ -219,7 +219,7 @@ def _node_words(snapshot: Snapshot, first: int, fields: list[str], hits: bool, p
         return "no such node"
     values = _node_key(node, first_of, hits, priority)[1:]
     shown = [f"{name} {_value_words(values[i])}" for i, name in enumerate(_NODE_FIELDS) if name in fields]
-    return f"{node_name(node)}: {', '.join(shown)}"
+    return ": ".join([node_name(node), *([", ".join(shown)] if shown else [])])
 
 
 def _value_words(value: Any) -> str:
@@ -334,11 +334,11 @@ def _first_difference(
     return key, expected.get(key), got.get(key)
 
 
-def _differs_at(expected: tuple[Any, ...] | None, got: tuple[Any, ...] | None, i: int) -> bool:
-    """Tell whether two entries differ in their i-th part; a missing entry differs in its first only."""
+def _differing(names: Sequence[str], expected: tuple[Any, ...] | None, got: tuple[Any, ...] | None) -> list[str]:
+    """Name the parts in which two entries differ: ``presence`` where one is missing, ``count`` where one repeats."""
     if expected is None or got is None:
-        return i == 0
-    return expected[i : i + 1] != got[i : i + 1]
+        return ["presence"]
+    return [name for name, left, right in zip(names, expected, got, strict=False) if left != right] or ["count"]
 
 
 def _first_position(expected: Sequence[int], got: Sequence[int]) -> int | None:

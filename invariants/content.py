@@ -91,7 +91,7 @@ def match_returns_committed_prefix(seen: Seen) -> None:
     if observation.kind != "match" or not observation.matched_len:
         return
     name, matched_len = observation.requests[0], observation.matched_len
-    slots = (seen.now.path_slots.get(name) or [])[:matched_len]
+    slots = seen.now.path_slots(name)[:matched_len]
     expected = observation.fingerprints[name][:matched_len]
     got = [observation.written.get(slot) for slot in slots]
     if got != expected:
@@ -125,26 +125,22 @@ def peek_finds_a_committed_prefix(seen: Seen) -> None:
 
 
 def _longest_own_prefix(seen: Seen, fingerprints: list[int]) -> int:
-    """Positions from the root down whose slots hold ``fingerprints``, in whole pages."""
+    """Positions from the root down whose slots hold ``fingerprints``, in whole pages.
+
+    Every branch that fits is followed: with pairs as units, (a, b) and (a, c) both hold the KV of a.
+    """
     page_size, written = seen.now.page_size, seen.observation.written
     children: dict[int, list[NodeView]] = {}
     for node in seen.now.nodes.values():
         children.setdefault(node.parent, []).append(node)
-    found, at = 0, ROOT
-    while True:
-        for node in children.get(at, []):
-            slots = node.slots.get(FULL, [])
-            pages = 0
-            for start in range(0, len(slots), page_size):
-                held = [written.get(slot) for slot in slots[start : start + page_size]]
-                if held != fingerprints[found + start : found + start + page_size]:
-                    break
-                pages += 1
-            if pages:
-                found += pages * page_size
-                break
-        else:
-            return found
-        if pages * page_size < len(slots):
-            return found
-        at = node.node
+    longest = 0
+    todo = [(child, 0) for child in children.get(ROOT, [])]
+    while todo:
+        node, start = todo.pop()
+        slots = node.slots.get(FULL, [])
+        expected = fingerprints[start : start + len(slots)]
+        same = next((i for i, slot in enumerate(slots) if expected[i : i + 1] != [written.get(slot)]), len(slots))
+        longest = max(longest, start + same // page_size * page_size)
+        if slots and same == len(slots):
+            todo += [(child, start + same) for child in children.get(node.node, [])]
+    return longest

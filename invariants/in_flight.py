@@ -97,8 +97,9 @@ def _lost_pages(now: Index, name: str, hold: Hold) -> list[int]:
     Before: the row names the write slots from ``committed_len`` on.
     """
     owner, page_size = now.full.owner, now.page_size
-    row_pages, own, start = now.row_pages.get(name, []), set(now.full.tails.get(name, ())), _committed_len(now, name)
-    row, end = set(row_pages), start + len(hold.write_slots)
+    row_pages, own = now.row_pages.get(name, ()), set(now.full.tails.get(name, ()))
+    row, start = set(row_pages), _committed_len(now, name)
+    end = start + len(hold.write_slots)
     lost = [page for page in hold.page_generations if page not in own and not (page in row and owner[page] == "tree")]
     lost += [page for page in row_pages[start // page_size : -(-end // page_size)] if page not in own]
     return sorted(set(lost))
@@ -114,11 +115,11 @@ def page_generations_never_fall(seen: Seen) -> None:
         before = seen.observation.before.pools[name].page_generations or []
         now = pool.view.page_generations or []
         if before != now:
-            lowered = [page for page, generation in enumerate(before) if now[page] < generation]
+            lowered = _lowered(before, now)
             if lowered:
                 page = lowered[0]
                 raise GenerationLowered(
-                    f"page {page} has generation {now[page]}, expected at least {before[page]}",
+                    f"page {page} has generation {listing(now[page : page + 1])}, expected at least {before[page]}",
                     [("after", operation(seen.observation))],
                     ("page",),
                 )
@@ -128,13 +129,19 @@ def row_generations_never_fall(seen: Seen) -> None:
     """No operation sets a row's generation back, ``reset`` included."""
     before, now = seen.observation.before.row_generations or [], seen.observation.now.row_generations or []
     if before != now:
-        lowered = [row for row, generation in enumerate(before) if now[row] < generation]
+        lowered = _lowered(before, now)
         if lowered:
+            row = lowered[0]
             raise GenerationLowered(
-                f"row {lowered[0]} has generation {now[lowered[0]]}, expected at least {before[lowered[0]]}",
+                f"row {row} has generation {listing(now[row : row + 1])}, expected at least {before[row]}",
                 [("after", operation(seen.observation))],
                 ("row",),
             )
+
+
+def _lowered(before: list[int], now: list[int]) -> list[int]:
+    """List the indices whose generation is lower now, or gone."""
+    return [i for i, generation in enumerate(before) if i >= len(now) or now[i] < generation]
 
 
 def pages_given_back_have_a_new_generation(seen: Seen) -> None:

@@ -10,7 +10,7 @@ With pages of 2, a row 2 3 6 7 9 and a protected length of 2: ``row_pages`` is [
 is [3, 4], and slot 8, which no row names, still belongs to the request: pages have owners, slots do not.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from itertools import chain
 
@@ -29,9 +29,13 @@ PageOwner = str | tuple[str, str]
 """``"free"``, ``"tree"``, or ``("request", name)``."""
 
 
-@lru_cache(maxsize=4096)
-def page_slots(page: int, page_size: int) -> tuple[int, ...]:
-    return tuple(range(page * page_size, page * page_size + page_size))
+LONGEST_KEPT_RUN = 64
+"""Pages; longer runs are spelled out anew each time, so that what is kept stays small."""
+
+
+@lru_cache(maxsize=1024)
+def _kept_run(pages: tuple[int, ...], page_size: int) -> list[int]:
+    return run_in_pages(pages, page_size)
 
 
 def run_in_pages(pages: Iterable[int], page_size: int) -> list[int]:
@@ -40,18 +44,17 @@ def run_in_pages(pages: Iterable[int], page_size: int) -> list[int]:
     >>> run_in_pages([1, 3], 2)
     [2, 3, 6, 7]
     """
-    return list(chain.from_iterable([page_slots(page, page_size) for page in pages]))
+    return list(chain.from_iterable([range(page * page_size, page * page_size + page_size) for page in pages]))
 
 
-def is_in_pages(slots: Sequence[int], pages: Sequence[int], page_size: int) -> bool:
-    """Tell whether ``slots`` are whole pages one after the other, the last one perhaps cut.
+def is_in_pages(slots: list[int], pages: tuple[int, ...], page_size: int) -> bool:
+    """Tell whether ``slots`` are these whole pages one after the other, the last one perhaps cut.
 
-    >>> is_in_pages([2, 3, 6], [1, 3], 2), is_in_pages([2, 4, 6], [1, 3], 2)
+    >>> is_in_pages([2, 3, 6], (1, 3), 2), is_in_pages([2, 4, 6], (1, 3), 2)
     (True, False)
     """
-    run = run_in_pages(pages, page_size)
-    del run[len(slots) :]
-    return slots == run
+    run = _kept_run(pages, page_size) if len(pages) <= LONGEST_KEPT_RUN else run_in_pages(pages, page_size)
+    return slots == (run if len(run) == len(slots) else run[: len(slots)])
 
 
 class PoolIndex:
@@ -64,14 +67,17 @@ class PoolIndex:
         self.edges = edges
         self.tails = tails
         self.free = view.free_pages or []
-        self.tree_pages = [slot // page_size for edge in edges for slot in edge[::page_size]]
+        self.edge_pages = [tuple([slot // page_size for slot in edge[::page_size]]) for edge in edges]
+        self.tree_pages = list(chain.from_iterable(self.edge_pages))
 
     @cached_property
     def edges_in_pages(self) -> bool:
         """Every edge is whole pages, its slots consecutive within each."""
-        slots = list(chain.from_iterable(self.edges))
-        cut = sum([len(edge) % self.page_size for edge in self.edges])
-        return not cut and is_in_pages(slots, self.tree_pages, self.page_size)
+        page_size = self.page_size
+        for edge, pages in zip(self.edges, self.edge_pages, strict=True):
+            if len(edge) % page_size or not is_in_pages(edge, pages, page_size):
+                return False
+        return True
 
     @cached_property
     def held_pages(self) -> list[int]:
@@ -105,9 +111,7 @@ class Index:
         self.snapshot = snapshot
         self.page_size = page_size
         self.requests: dict[str, RequestView] = {request.request: request for request in snapshot.requests or ()}
-        self.nodes: dict[int, NodeView] = {node.node: node for node in nodes}
-        self.rows: dict[str, RowView] = {row.request: row for row in rows}
-        self.row_pages = {row.request: [slot // page_size for slot in row.slots[::page_size]] for row in rows}
+        self.row_pages = {row.request: tuple([slot // page_size for slot in row.slots[::page_size]]) for row in rows}
         tails = {
             request.request: list(dict.fromkeys(self.row_pages[request.request][request.protected_len // page_size :]))
             for request in self.requests.values()
@@ -118,7 +122,7 @@ class Index:
                 name,
                 view,
                 page_size,
-                [node.slots[name] for node in nodes if name in node.slots],
+                [node.slots.get(name, []) for node in nodes],  # an edge without slots in this pool has no pages
                 tails if name == FULL else {},
             )
             for name, view in snapshot.pools.items()
@@ -126,10 +130,17 @@ class Index:
         self.full = self.pools[FULL]
 
     @cached_property
+    def nodes(self) -> dict[int, NodeView]:
+        return {node.node: node for node in self.snapshot.nodes or ()}
+
+    @cached_property
+    def rows(self) -> dict[str, RowView]:
+        return {row.request: row for row in self.snapshot.rows or ()}
+
+    @cached_property
     def rows_in_pages(self) -> bool:
         """Every row is whole pages, the last one perhaps cut, its slots consecutive within each."""
-        pages = self.row_pages
-        return all(is_in_pages(row.slots, pages[row.request], self.page_size) for row in self.rows.values())
+        return all(is_in_pages(row.slots, self.row_pages[name], self.page_size) for name, row in self.rows.items())
 
     @cached_property
     def paths(self) -> dict[str, list[NodeView] | None]:
@@ -138,12 +149,18 @@ class Index:
         return {name: of_anchor[request.anchor] for name, request in self.requests.items()}
 
     @cached_property
-    def path_slots(self) -> dict[str, list[int] | None]:
-        """For each request the slots along the path that it locks."""
+    def path_pages(self) -> dict[str, tuple[int, ...]]:
+        """For each request whose path leads to the root, the pages along it. Before: edges run in pages."""
+        pages_of = dict(zip(self.nodes, self.full.edge_pages, strict=True))
         return {
-            name: None if path is None else list(chain.from_iterable([node.slots.get(FULL, ()) for node in path]))
+            name: tuple(chain.from_iterable([pages_of[node.node] for node in path]))
             for name, path in self.paths.items()
+            if path is not None
         }
+
+    def path_slots(self, request: str) -> list[int]:
+        """Slots along the path that a request locks, none where it does not lead to the root."""
+        return list(chain.from_iterable([node.slots.get(FULL, ()) for node in self.paths.get(request) or ()]))
 
     def path(self, anchor: int | None) -> list[NodeView] | None:
         """Nodes from below the root down to ``anchor``; None where a parent is missing or they go round."""
@@ -170,10 +187,8 @@ class Index:
 class Seen:
     """An observation with both of its snapshots indexed: what a check is given."""
 
-    def __init__(self, observation: Observation) -> None:
+    def __init__(self, observation: Observation, before: Index | None = None) -> None:
+        assert before is None or before.snapshot is observation.before, "the index is of another snapshot"
         self.observation = observation
+        self.before = before or Index(observation.before)
         self.now = Index(observation.now)
-
-    @cached_property
-    def before(self) -> Index:
-        return Index(self.observation.before)

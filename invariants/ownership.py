@@ -20,6 +20,7 @@ from kvlockstep.invariants.owners import (
     row_owners,
     those,
 )
+from kvlockstep.invariants.snapshot import FULL
 from kvlockstep.invariants.violation import Violation
 
 
@@ -60,7 +61,7 @@ def every_page_exists(seen: Seen) -> None:
             if outside:
                 raise PageOutOfRange(
                     f"{those('page', outside)} named, expected 1..{pool.view.n_pages}",
-                    owner_facts(owners[outside[0]]),
+                    _pool_facts(name) + owner_facts(owners[outside[0]]),
                     kinds(owners[outside[0]]),
                 )
 
@@ -76,7 +77,10 @@ def no_page_has_two_owners(seen: Seen) -> None:
                 before = page_owners(seen.before, name).get(page, [])
                 raise PageOwnedTwice(
                     f"page {page} has {len(owners[page])} owners, expected 1",
-                    owner_facts(owners[page]) + last_owner_facts(before, seen.observation) + _also(shared[1:]),
+                    _pool_facts(name)
+                    + owner_facts(owners[page])
+                    + last_owner_facts(before, seen.observation)
+                    + _also(shared[1:]),
                     roles(owners[page], before),
                 )
 
@@ -92,7 +96,7 @@ def no_page_is_lost(seen: Seen) -> None:
                 before = page_owners(seen.before, name).get(page, [])
                 raise PageLeaked(
                     f"page {page} has 0 owners, expected 1",
-                    last_owner_facts(before, seen.observation) + _also(lost[1:]),
+                    _pool_facts(name) + last_owner_facts(before, seen.observation) + _also(lost[1:]),
                     roles([], before),
                 )
 
@@ -100,6 +104,11 @@ def no_page_is_lost(seen: Seen) -> None:
 def _adds_up(seen: Seen, pool: PoolIndex) -> bool:
     """Tell quickly that all is well; if not, the checks look slot by slot for who is wrong."""
     return pool.adds_up and seen.now.rows_in_pages
+
+
+def _pool_facts(name: str) -> list[tuple[str, str]]:
+    """Name the pool, where it is not the one that every cache has."""
+    return [] if name == FULL else [("pool", name)]
 
 
 def _also(pages: list[int]) -> list[tuple[str, str]]:

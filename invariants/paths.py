@@ -37,12 +37,13 @@ def every_anchor_hangs_on_the_root(seen: Seen) -> None:
 
 def protected_length_is_path_length(seen: Seen) -> None:
     """Each request protects exactly the positions of the path that it locks."""
-    for name, slots in seen.now.path_slots.items():
+    for name, path in seen.now.paths.items():
         request = seen.now.requests[name]
-        if slots is not None and len(slots) != request.protected_len:
+        path_len = sum([len(node.units) for node in path or ()])
+        if path_len != request.protected_len:
             raise ProtectedLenOffPath(
                 f"request {name} has protected_len {request.protected_len}, "
-                f"expected {len(slots)}, the length of its path",
+                f"expected {path_len}, the length of its path",
                 [("anchor", anchor_name(seen.now, request.anchor))],
                 ("request", "tree"),
             )
@@ -50,9 +51,15 @@ def protected_length_is_path_length(seen: Seen) -> None:
 
 def row_starts_with_canonical_slots(seen: Seen) -> None:
     """``R[row, 0:protected_len)`` equals the slots along the locked path."""
-    for name, slots in seen.now.path_slots.items():
-        row = seen.now.rows.get(name)
-        if row is not None and slots is not None and row.slots[: len(slots)] != slots:
+    now = seen.now
+    in_pages = now.rows_in_pages and now.full.edges_in_pages and len(now.nodes) == len(now.full.edges)
+    for name, row in now.rows.items():
+        if in_pages:
+            pages = now.path_pages.get(name, ())
+            if now.row_pages[name][: len(pages)] == pages and len(row.slots) >= len(pages) * now.page_size:
+                continue
+        slots = now.path_slots(name)
+        if row.slots[: len(slots)] != slots:
             request = seen.now.requests[name]
             pos = next(i for i, slot in enumerate(slots) if row.slots[i : i + 1] != [slot])
             got = row.slots[pos] if pos < len(row.slots) else None

@@ -68,8 +68,9 @@ def evictions_are_reported(seen: Seen) -> None:
     observation = seen.observation
     if observation.kind not in ("alloc", "evict"):
         return
-    left = set(seen.now.full.tree_pages)
-    expected = sorted([slots for slots in seen.before.full.edges if slots[0] // seen.now.page_size not in left])
+    kept = set(seen.now.full.tree_pages)
+    edges = zip(seen.before.full.edges, seen.before.full.edge_pages, strict=True)
+    expected = sorted([slots for slots, pages in edges if pages and pages[0] not in kept])
     got = sorted(observation.evicted)
     if expected != got:
         raise EvictReportWrong(

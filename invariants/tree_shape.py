@@ -45,10 +45,10 @@ def parents_lead_to_the_root(seen: Seen) -> None:
         if node.parent in hangs:
             hangs.add(node.node)
             continue
-        climbed: list[int] = []
+        climbed: dict[int, None] = {}
         at = node.node
         while at not in hangs:
-            climbed.append(at)
+            climbed[at] = None
             parent = seen.now.nodes[at].parent
             if parent in climbed or (parent != ROOT and parent not in seen.now.nodes):
                 raise LinksDisagree(
@@ -121,7 +121,7 @@ def _raise_for_scattered_edge(seen: Seen, pool: str) -> None:
         slots = node.slots.get(pool, [])
         for start in range(0, len(slots), page_size):
             page = slots[start : start + page_size]
-            if not is_in_pages(page, [page[0] // page_size], page_size):
+            if not is_in_pages(page, (page[0] // page_size,), page_size):
                 first = page[0] // page_size * page_size
                 raise EdgeMalformed(
                     f"page {start // page_size} of the edge of {node_name(node)} is scattered, "
@@ -132,10 +132,12 @@ def _raise_for_scattered_edge(seen: Seen, pool: str) -> None:
 
 
 def siblings_start_with_different_pages(seen: Seen) -> None:
-    """Children of one node in one namespace start with different first pages."""
-    page_size = seen.now.page_size
+    """Children of one node in one namespace start with different first pages. Before: no edge is empty."""
+    nodes, page_size = seen.observation.now.nodes or [], seen.now.page_size
+    if len({(node.parent, node.units[0]) for node in nodes}) == len(nodes):
+        return  # they differ in the first unit already
     seen_first: dict[tuple[int, object, tuple[Unit, ...]], NodeView] = {}
-    for node in seen.now.nodes.values():
+    for node in nodes:
         key = (node.parent, node.namespace, tuple(node.units[:page_size]))
         other = seen_first.setdefault(key, node)
         if other is not node:
@@ -153,7 +155,10 @@ def siblings_start_with_different_pages(seen: Seen) -> None:
 
 
 def no_page_is_on_two_edges(seen: Seen) -> None:
-    """No page stands on two edges. (Law 1 says so first where the whole of ownership can be seen.)"""
+    """No page stands on two edges.
+
+    Law 1 says so first where the whole of ownership can be seen.
+    """
     for name, pool in seen.now.pools.items():
         if len(set(pool.tree_pages)) != len(pool.tree_pages):
             page = next(page for page in pool.tree_pages if pool.tree_pages.count(page) > 1)

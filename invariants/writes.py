@@ -71,7 +71,9 @@ def write_sets_are_row_segments(seen: Seen) -> None:
     for name, write_set in zip(seen.observation.requests, seen.observation.write_sets or (), strict=False):
         row, request = seen.now.rows.get(name), seen.now.requests.get(name)
         if row is None or request is None:
-            raise WriteSlotIllegal(f"request {name} was given a write set and has no row, expected a row")
+            raise WriteSlotIllegal(
+                f"request {name} was given a write set and has no row, expected a row", roles=("no row",)
+            )
         start = request.committed_len
         named = row.slots[start : start + len(write_set)]
         if write_set != named or start < request.protected_len:
@@ -99,7 +101,7 @@ def write_slots_belong_to_the_request(seen: Seen) -> None:
             raise WriteSlotIllegal(
                 f"write slot {slot} of request {name} is on page {wrong[0]}, expected a page of its own tail",
                 owner_facts(owners) if wrong[0] else [("page 0", "padding")],
-                kinds(owners),
+                kinds(owners) if wrong[0] else ("padding",),
             )
 
 
@@ -108,7 +110,9 @@ def only_the_write_set_changed(seen: Seen) -> None:
     expected, got = seen.observation.pool_expected, seen.observation.pool_got
     if expected != got and expected is not None and got is not None:
         if len(expected) != len(got):
-            raise SlotChangedOutsideWriteSet(f"the pool has {len(got)} slots, expected {len(expected)}")
+            raise SlotChangedOutsideWriteSet(
+                f"the pool has {len(got)} slots, expected {len(expected)}", roles=("length",)
+            )
         changed = [slot for slot, value in enumerate(got) if value != expected[slot]]
         slot = changed[0]
         owners = page_owners(seen.now).get(slot // seen.now.page_size, [])

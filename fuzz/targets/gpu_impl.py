@@ -62,6 +62,7 @@ class GpuImplTarget:
         self._heads = (config.kv_heads, config.head_dim)
         self._dtype: torch.dtype = getattr(torch, config.dtype)
         self._bits = torch.int32 if config.dtype == "float32" else torch.int16
+        self._host_bits_type = np.int32 if config.dtype == "float32" else np.int16
         self._cut_word = config.dtype != "float32" and config.kv_heads * config.head_dim % 2 == 1
 
     # Operations
@@ -145,6 +146,7 @@ class GpuImplTarget:
             nodes=self._nodes(),
             evictable_nodes=list(cache.tree.victims.entries),
             root_lock_ref=cache.tree.lock_ref[0],
+            max_context_len=cache.device.row_table.shape[1],
         )
 
     def _nodes(self) -> list[NodeView]:
@@ -171,6 +173,7 @@ class GpuImplTarget:
                         tree.created[node],
                         tree.hits[node],
                         tree.priority[node],
+                        list((tree.children[node] or {}).values()),
                     )
                 )
                 todo.append((node, namespace))
@@ -217,8 +220,8 @@ class GpuImplTarget:
 
     def _planes_of(self, values: Words) -> Tensor:
         """Spell fingerprints [n] as KV [K or V, layers, n, kv_heads, head_dim]."""
-        bits = torch.from_numpy((self._salts ^ values[:, None]).view(np.int32))
-        kv = bits.view(self._dtype)[..., : self._heads[0] * self._heads[1]]
+        bits = (self._salts ^ values[:, None]).view(self._host_bits_type)
+        kv = torch.from_numpy(bits).view(self._dtype)[..., : self._heads[0] * self._heads[1]]
         return kv.reshape(*kv.shape[:3], *self._heads).to(self._cache.device.device)
 
     def _values_of(self, bits: NDArray[Any]) -> list[int]:

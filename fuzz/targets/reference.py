@@ -137,6 +137,10 @@ def snapshot_of(cache: Cache) -> Snapshot:
         end, mark = node.end, node.end.mark
         assert mark is not None, "a node ends in a mark"
         id_of[end] = number
+        if node.parent != ROOT:
+            children = nodes[node.parent].children
+            assert children is not None, "filled for every node below"
+            children.append(number)
         n_published += len(node.edge)
         lock_ref = locks.get(end, 0)
         if not lock_ref and not end.children:
@@ -157,6 +161,7 @@ def snapshot_of(cache: Cache) -> Snapshot:
                 mark.created,
                 mark.hits,
                 mark.priority,
+                [],
             )
         )
     seen = [r for r in cache.requests.values() if r.state != "NEW"]
