@@ -225,27 +225,31 @@ class PrefixTree:
 
     def _move_lock(self, old: int, new: int) -> None:
         """Move a lock from ``old`` down to ``new``. At the root nothing is counted, so from there it is a new lock."""
+        lock_ref, parent, pages = self.lock_ref, self.parent, self.pages
+        newly_locked = 0
         node = new
         while node != old:
-            self.lock_ref[node] += 1
-            if self.lock_ref[node] == 1:
-                n_pages = len(self.pages[node]) // TOKEN_BYTES
-                self.evictable -= n_pages
-                self.protected += n_pages
-            node = self.parent[node]
+            lock_ref[node] += 1
+            if lock_ref[node] == 1:
+                newly_locked += len(pages[node])
+            node = parent[node]
+        self.evictable -= newly_locked // TOKEN_BYTES
+        self.protected += newly_locked // TOKEN_BYTES
         if new != old:
             self.victims.discard(new)
 
     def unlock(self, anchor: int) -> None:
         """Take a lock off the whole path of ``anchor``."""
+        lock_ref, parent, pages = self.lock_ref, self.parent, self.pages
+        newly_unlocked = 0
         node = anchor
         while node != ROOT:
-            self.lock_ref[node] -= 1
-            if self.lock_ref[node] == 0:
-                n_pages = len(self.pages[node]) // TOKEN_BYTES
-                self.evictable += n_pages
-                self.protected -= n_pages
-            node = self.parent[node]
+            lock_ref[node] -= 1
+            if lock_ref[node] == 0:
+                newly_unlocked += len(pages[node])
+            node = parent[node]
+        self.evictable += newly_unlocked // TOKEN_BYTES
+        self.protected -= newly_unlocked // TOKEN_BYTES
         self._requeue(anchor)
 
     # Eviction

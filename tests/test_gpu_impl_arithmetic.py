@@ -1,5 +1,7 @@
 """Page and interval arithmetic against definitions that count one position at a time."""
 
+from itertools import pairwise
+
 import pytest
 
 from kvlockstep.gpu_impl.arithmetic import (
@@ -40,11 +42,11 @@ def test_pages_to_take_counts_pages_not_held_yet(page_size):
 def test_units_of_pairs_are_one_fewer_than_tokens():
     for n_tokens in range(1, 10):
         tokens = list(range(n_tokens))
-        pairs = list(zip(tokens[:-1], tokens[1:-1], strict=False))
+        pairs = list(pairwise(tokens[:-1]))
 
         assert matchable_units(n_tokens, bigram=False) == len(tokens[:-1])
         assert matchable_units(n_tokens, bigram=True) == len(pairs)
-        assert publishable_units(n_tokens, bigram=True) == len(list(zip(tokens, tokens[1:], strict=False)))
+        assert publishable_units(n_tokens, bigram=True) == len(list(pairwise(tokens)))
     assert publishable_units(0, bigram=True) == 0
 
 

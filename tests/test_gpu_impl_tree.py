@@ -81,7 +81,7 @@ def test_split_keeps_counts_and_the_lower_stamp(tree):
     assert (tree.protected, tree.evictable) == (0, 3)
 
 
-@pytest.mark.parametrize(("n_pages", "n_shared"), itertools.combinations(range(9, 0, -1), 2))
+@pytest.mark.parametrize(("n_pages", "n_shared"), list(itertools.combinations(range(9, 0, -1), 2)))
 def test_match_stops_at_page_boundary_inside_long_edge(tree, n_pages, n_shared):
     letters = "".join(chr(ord("A") + i) for i in range(2 * n_pages))
     publish(tree, letters, 1)
