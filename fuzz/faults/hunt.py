@@ -15,6 +15,9 @@ from dataclasses import asdict, dataclass
 from kvlockstep.fuzz.faults.fault import Fault
 from kvlockstep.fuzz.worker import Order
 
+GRACE = 60.0
+"""Seconds for the start of a process and its last step; one that takes longer hangs in an operation."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hunt:
@@ -37,11 +40,15 @@ def hunt(fault: Fault, seed: int, seconds: float, minimize_seconds: float = 20.0
     with tempfile.TemporaryDirectory(prefix="kvlockstep-hunt-") as out:
         order = Order(fault.target, fault.lane, seconds, seed, out, "hunt", fault.name, minimize_seconds)
         command = [sys.executable, "-m", "kvlockstep.fuzz.worker", json.dumps(asdict(order))]
-        done = subprocess.run(command, capture_output=True, text=True)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + minimize_seconds + GRACE)
+        except subprocess.TimeoutExpired:
+            return Hunt(fault.name, seed, False, trouble="the process hung")
     events = {}
     for line in done.stdout.splitlines():
-        event = json.loads(line)
-        events[event["event"]] = event
+        if line.startswith('{"event"'):  # anything else is what the target printed
+            event = json.loads(line)
+            events[event["event"]] = event
     if "failure" in events:
         found = events["failure"]
         return Hunt(
@@ -66,7 +73,10 @@ def hunt(fault: Fault, seed: int, seconds: float, minimize_seconds: float = 20.0
 
 def hunt_all(faults: Iterable[Fault], seeds: Iterable[int], seconds: float, jobs: int) -> Iterator[Hunt]:
     """Look for every fault with every seed, ``jobs`` at a time; yield each result as it comes."""
-    with ThreadPoolExecutor(jobs) as pool:
+    pool = ThreadPoolExecutor(jobs)
+    try:
         pending = [pool.submit(hunt, fault, seed, seconds) for fault in faults for seed in seeds]
         for future in as_completed(pending):
             yield future.result()
+    finally:  # after Ctrl-C, which the hunts that run have seen too, the others are not begun
+        pool.shutdown(cancel_futures=True)

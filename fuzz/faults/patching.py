@@ -38,14 +38,14 @@ def patched_package(fault: Fault) -> ModuleType:
     original = importlib.util.find_spec("kvlockstep.gpu_impl")
     assert original is not None
     assert original.origin is not None
-    name = "gpu_impl_with_" + fault.name.replace("-", "_")
-    folder = _folder_of_copies() / name
-    shutil.copytree(Path(original.origin).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    path = folder / fault.module
-    source = path.read_text()
+    home = Path(original.origin).parent
+    source = (home / fault.module).read_text()
     if source.count(fault.old) != 1:
         raise FaultDoesNotApply(f"its text stands {source.count(fault.old)} times in {fault.module}, expected 1")
-    path.write_text(source.replace(fault.old, fault.new))
+    name = "gpu_impl_with_" + fault.name.replace("-", "_")
+    folder = _folder_of_copies() / name
+    shutil.copytree(home, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / fault.module).write_text(source.replace(fault.old, fault.new))
     spec = importlib.util.spec_from_file_location(
         name, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )

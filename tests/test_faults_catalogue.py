@@ -1,0 +1,149 @@
+"""The catalogue of planted faults: each applies, names laws that exist, and leaves the original alone."""
+
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+from kvlockstep import gpu_impl, invariants
+from kvlockstep.fuzz.config import CacheConfig
+from kvlockstep.fuzz.faults import FAULTS, Fault
+from kvlockstep.fuzz.faults.fault import KINDS
+from kvlockstep.fuzz.faults.gpu_impl import GPU_IMPL_FAULTS
+from kvlockstep.fuzz.faults.patching import FaultDoesNotApply, patched_package
+from kvlockstep.fuzz.lockstep import TargetRaised
+from kvlockstep.fuzz.registry import TargetUnusable, factory_for
+from kvlockstep.fuzz.targets.gpu_impl import make
+from kvlockstep.invariants import Violation
+
+ORIGINAL = Path(gpu_impl.__file__).resolve().parent
+
+CHARTER = {
+    "lock only the last node": "lock-only-last-node",
+    "forget to unlock on abort": "abort-keeps-lock",
+    "split copies the lock count wrongly": "split-loses-lock-count",
+    "checkpoint does not rewrite the row": "checkpoint-keeps-row",
+    "checkpoint frees the canonical instead of the duplicate page": "checkpoint-frees-canonical",
+    "partial page freed twice at release": "partial-page-freed-twice",
+    "write set repeats a slot across two requests": "write-set-of-first-request-for-all",
+    "page size ignored in match": "matched-pages-counted-as-tokens",
+    "namespace ignored in the child lookup": "namespace-ignored-in-child-lookup",
+    "bigram key one longer than its slots": "bigram-key-one-too-long",
+    "evict frees an inner node": "evict-takes-inner-node",
+    "generation reset": "reset-sets-generations-back",
+    "tail of rejected drafts leaked": "rejected-draft-tail-leaked",
+    "row freed while in flight": "row-freed-while-in-flight",
+    "row 0 handed out": "padding-row-handed-out",
+}
+"""Bugs that every version of the harness has to find."""
+
+
+def all_faults():
+    return [pytest.param(fault, id=fault.name) for fault in FAULTS.values()]
+
+
+def law_names():
+    for module in pkgutil.iter_modules(invariants.__path__, "kvlockstep.invariants."):
+        importlib.import_module(module.name)
+    found, todo = {TargetRaised.__name__}, [Violation]
+    while todo:
+        todo += (classes := todo.pop().__subclasses__())
+        found.update(cls.__name__ for cls in classes)
+    return found
+
+
+def sources(package):
+    folder = Path(package.__file__).resolve().parent
+    return {path.name: path.read_text() for path in folder.glob("*.py")}
+
+
+def with_edit(old, new, name):
+    return Fault(name, "A test plants it.", KINDS[0], "tree.py", old, new, ("TreeDiffers",))
+
+
+def test_names_are_unique():
+    assert len(FAULTS) == len(GPU_IMPL_FAULTS)
+
+
+@pytest.mark.parametrize("described", CHARTER)
+def test_catalogue_holds_bug_of_the_charter(described):
+    assert CHARTER[described] in FAULTS
+
+
+def test_three_faults_are_in_kernels_and_found_interpreted():
+    interpreted = [fault for fault in FAULTS.values() if fault.lane == "interpret"]
+
+    assert len(interpreted) >= 3
+    assert {fault.module for fault in interpreted} == {"kernels.py"}
+
+
+@pytest.mark.parametrize("fault", all_faults())
+def test_fault_is_described(fault):
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", fault.name)
+    assert re.fullmatch(r"[A-Z].*[a-z`]\.", fault.story)
+    assert fault.kind in KINDS
+    assert fault.bug is None or re.fullmatch(r"[\w-]+/[\w-]+#\d+", fault.bug)
+
+
+@pytest.mark.parametrize("fault", all_faults())
+def test_fault_names_few_laws_and_ones_that_exist(fault):
+    assert 1 <= len(fault.laws) <= 3
+    assert set(fault.laws) <= law_names()
+
+
+@pytest.mark.parametrize("fault", all_faults())
+def test_fault_edits_exactly_one_place_of_one_file(fault):
+    source = (ORIGINAL / fault.module).read_text()
+    edited = source.replace(fault.old, fault.new)
+
+    assert source.count(fault.old) == 1
+    assert edited != source
+    compile(edited, fault.module, "exec")
+
+
+def test_patched_copy_differs_from_the_original_in_one_file_only():
+    fault = with_edit(
+        "        self.tick += 1\n        path = self._descend(ROOT,", "        path = self._descend(ROOT,", "no-tick"
+    )
+    before = sources(gpu_impl)
+    copied = patched_package(fault)
+
+    assert sources(gpu_impl) == before
+    assert {name for name, text in sources(copied).items() if text != before[name]} == {"tree.py"}
+    assert copied.KvCache is not gpu_impl.KvCache
+    assert copied.CacheConfig is not gpu_impl.CacheConfig
+
+
+def test_original_keeps_working_beside_a_faulty_copy():
+    faulty = factory_for("gpu_impl", "padding-row-handed-out")(CacheConfig())
+
+    assert 0 in faulty.snapshot().free_rows
+    assert 0 not in make(CacheConfig()).snapshot().free_rows
+
+
+@pytest.mark.parametrize(("old", "times"), [("text that stands nowhere", 0), ("        self.tick += 1\n", 2)])
+def test_fault_whose_text_does_not_stand_once_is_refused(old, times):
+    fault = with_edit(old, "pass", f"stands-{times}-times")
+
+    for _ in ("at first", "again"):
+        with pytest.raises(FaultDoesNotApply, match=f"stands {times} times in tree.py, expected 1"):
+            patched_package(fault)
+
+
+def test_fault_that_does_not_apply_makes_the_target_unusable(monkeypatch):
+    monkeypatch.setitem(FAULTS, "stale", with_edit("text that stands nowhere", "pass", "stale"))
+
+    with pytest.raises(TargetUnusable, match="'stale' does not apply"):
+        factory_for("gpu_impl", "stale")
+
+
+def test_unknown_fault_makes_the_target_unusable():
+    with pytest.raises(TargetUnusable, match="unknown fault 'no-such'"):
+        factory_for("gpu_impl", "no-such")
+
+
+def test_fault_of_another_target_makes_the_target_unusable():
+    with pytest.raises(TargetUnusable, match="is one of target 'gpu_impl', not of 'reference'"):
+        factory_for("reference", "abort-keeps-lock")

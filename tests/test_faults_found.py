@@ -1,0 +1,36 @@
+"""Each planted fault is found from scratch within a minute, with each of three seeds, by a law that may name it.
+
+The tests are generated from the catalogue, one for each fault and seed, so that workers share them out. Each
+hunt is a process of its own, without example database, corpus or stored trace; the clock starts at its first
+operation. ``kvlockstep faults`` prints the same as a table.
+"""
+
+import pytest
+
+from kvlockstep.fuzz.faults import FAULTS
+from kvlockstep.fuzz.faults.hunt import hunt
+
+SECONDS = 60.0
+MINIMIZE_SECONDS = 2.0
+SHORT = 20
+"""Operations that a minimized trace may have; two seconds do not always reach the shortest one."""
+
+
+def assert_caught_and_made_short(fault, found):
+    assert found.trouble is None
+    assert found.caught, f"{found.law or 'nothing'} named it after {found.operations} operations, expected {fault.laws}"
+    assert found.minimized_len <= found.found_len
+    assert found.minimized_len <= SHORT
+
+
+def hunt_for(fault):
+    @pytest.mark.parametrize("seed", range(3), ids="seed{}".format)
+    def test(seed):
+        assert_caught_and_made_short(fault, hunt(fault, seed, SECONDS, MINIMIZE_SECONDS))
+
+    return test
+
+
+for planted in FAULTS.values():
+    name = f"test_fault_{planted.name.replace('-', '_')}_is_caught_as_{'_or_'.join(planted.laws)}"
+    globals()[name] = hunt_for(planted)
