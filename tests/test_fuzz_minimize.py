@@ -1,0 +1,228 @@
+"""The minimizer: reaches the shortest trace, keeps the cause, saves only what fails, and stops in time."""
+
+from contextlib import suppress
+
+import pytest
+
+from kvlockstep.fuzz import minimize
+from kvlockstep.fuzz.config import CacheConfig
+from kvlockstep.fuzz.describe import signature_of
+from kvlockstep.fuzz.lockstep import Lockstep
+from kvlockstep.fuzz.machine import run_cases
+from kvlockstep.fuzz.minimize import Minimizer
+from kvlockstep.fuzz.ops import (
+    Abort,
+    Alloc,
+    AllocItem,
+    Checkpoint,
+    Commit,
+    Evict,
+    Match,
+    Peek,
+    Release,
+    Retract,
+    Submit,
+    kind_of,
+)
+from kvlockstep.fuzz.registry import TargetUnusable
+from kvlockstep.fuzz.replay import failing_signature
+from kvlockstep.fuzz.targets import wrong
+from kvlockstep.fuzz.targets.reference import ReferenceTarget
+from kvlockstep.invariants import Violation
+
+CONFIG = CacheConfig(page_size=2, n_pages=6, n_rows=3, max_context_len=12)
+LORA = ("lora", "salt", ("image",))
+
+
+def started(name, tokens, **submit):
+    return [
+        Submit(name, tuple(tokens), **submit),
+        Match(name),
+        Alloc((AllocItem(name, len(tokens)),)),
+        Commit(name, len(tokens)),
+    ]
+
+
+class StopCase(BaseException):
+    pass
+
+
+class Finder:
+    """Draws cases until one fails; then holds its config and operations."""
+
+    config = None
+
+    def __init__(self, factory):
+        self.factory = factory
+        self.capabilities = factory(CONFIG).capabilities
+        self.signature = None
+
+    def start(self, config):
+        self.failing_config, self.ops = config, []
+        return Lockstep(config, self.factory(config))
+
+    def run(self, lockstep, op):
+        self.ops.append(op)
+        try:
+            lockstep.run(op)
+        except Violation as violation:
+            self.signature = signature_of(violation, kind_of(op))
+            raise StopCase from violation
+
+
+def minimizer_of(ops, factory, config=CONFIG, *, seconds=100.0, save=None):
+    signature, _ = failing_signature(config, ops, factory)
+    assert signature is not None, "the trace to minimize fails"
+    return Minimizer(config, tuple(ops), factory, signature, seconds=seconds, save=save)
+
+
+def assert_fails_as_promised(search):
+    """The result fails at its last operation with the signature that was asked for."""
+    assert failing_signature(search.config, search.ops, search.factory) == (search.signature, len(search.ops))
+
+
+# What deletion can reach: of BlamesPagesForRows there is one of 5 too, with both requests in one batch.
+SHORTEST = {
+    wrong.WritesLate: 4,
+    wrong.WritesOneSlotMore: 4,
+    wrong.FindsOtherNamespaces: 7,
+    wrong.LeaksOnAbort: 5,
+    wrong.FreesPartialPageTwice: 5,
+    wrong.RaisesKeyError: 3,
+    wrong.BlamesPagesForRows: 6,
+}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("factory", SHORTEST, ids=lambda cls: cls.__name__)
+def test_drawn_trace_is_minimized_to_the_shortest_length(factory, seed):
+    finder = Finder(factory)
+    with suppress(StopCase):
+        run_cases(finder, seed, 300, 60)
+    search = Minimizer(finder.failing_config, tuple(finder.ops), factory, finder.signature, seconds=100.0)
+
+    assert search.run()
+    assert len(search.ops) <= SHORTEST[factory]
+    assert_fails_as_promised(search)
+
+
+NOISY = [
+    *started("r0", (5, 6, 7, 5, 6), namespace=LORA, priority=3),
+    Peek("r0"),
+    Checkpoint("r0"),
+    *started("r1", (1, 2, 3)),
+    Release("r0"),
+    Evict(3),
+    *started("r2", (9, 8, 7, 6, 5), namespace=LORA, priority=2),
+    Match("r9"),
+    Abort("r2"),
+    Release("r1"),
+]
+
+
+def test_prompts_numbers_and_config_are_minimized_too():
+    search = minimizer_of(NOISY, wrong.LeaksOnAbort)
+
+    assert search.run()
+    assert search.ops == (*started("r2", (1,))[:3], Commit("r2", 0), Abort("r2"))
+    shape = search.config
+    assert (shape.page_size, shape.n_pages, shape.n_rows, shape.max_context_len, shape.layers) == (1, 1, 1, 1, 1)
+
+
+def test_result_has_no_operation_that_could_go():
+    search = minimizer_of(NOISY, wrong.LeaksOnAbort)
+    search.run()
+
+    for i in range(len(search.ops)):
+        without = search.ops[:i] + search.ops[i + 1 :]
+        assert failing_signature(search.config, without, wrong.LeaksOnAbort)[0] != search.signature
+
+
+def test_only_failing_and_ever_smaller_traces_are_saved():
+    saved = []
+    search = minimizer_of(NOISY, wrong.LeaksOnAbort, save=lambda *trace: saved.append(trace))
+    search.run()
+
+    assert saved[-1] == (search.config, search.ops)
+    assert len(saved) == len(set(saved))
+    for config, ops in saved:
+        assert failing_signature(config, ops, wrong.LeaksOnAbort) == (search.signature, len(ops))
+    lengths = [len(ops) for _, ops in saved]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+class TwoBugs(wrong.LeaksOnAbort, wrong.RaisesKeyError):
+    """With the first pass deleted from the trace below, the retraction fails instead, and earlier."""
+
+
+LEAK_BEHIND_RETRACT = [*started("r0", (1, 2, 3)), Retract("r0"), *started("r0", (1, 2, 3))[1:], Abort("r0")]
+
+
+def test_search_does_not_slide_to_a_bug_with_a_shorter_trace():
+    assert failing_signature(CONFIG, [*LEAK_BEHIND_RETRACT[:2], Retract("r0")], TwoBugs)[0].startswith("TargetRaised")
+    search = minimizer_of(LEAK_BEHIND_RETRACT, TwoBugs)
+
+    assert search.signature.startswith("PageLeaked.abort")
+    assert search.run()
+    assert len(search.ops) == 5
+    assert_fails_as_promised(search)
+
+
+def test_trace_that_does_not_fail_as_named_is_left_alone():
+    saved = []
+    ops = tuple(NOISY)
+    search = Minimizer(CONFIG, ops, ReferenceTarget, "PageLeaked.abort", seconds=100.0, save=lambda *t: saved.append(t))
+
+    assert search.run() is False
+    assert (search.config, search.ops, search.tried, saved) == (CONFIG, ops, 1, [])
+
+
+class Clock:
+    """Time that goes on by a second each time somebody looks."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 1.0
+        return self.now
+
+
+def test_search_stops_in_time_and_a_later_one_goes_on_from_what_was_saved(monkeypatch):
+    monkeypatch.setattr(minimize, "monotonic", Clock())
+    saved = [(CONFIG, tuple(NOISY))]
+    n_runs = 0
+    finished = False
+    while not finished and n_runs < 50:
+        config, ops = saved[-1]
+        search = minimizer_of(ops, wrong.LeaksOnAbort, config, seconds=30.0, save=lambda *trace: saved.append(trace))
+        finished = search.run()
+        n_runs += 1
+
+        assert search.tried <= 30
+        assert saved[-1] == (search.config, search.ops)
+        assert_fails_as_promised(search)
+        if saved[-1] == (config, ops):
+            break  # another one would do the same
+
+    assert n_runs > 2
+    assert len(search.ops) == 5
+
+
+def test_no_time_means_no_replay_and_the_trace_as_it_was():
+    search = minimizer_of(NOISY, wrong.LeaksOnAbort, seconds=-1.0)
+
+    assert search.run() is False
+    assert (search.ops, search.tried) == (tuple(NOISY), 0)
+
+
+def test_config_that_the_target_cannot_be_built_for_is_passed_over():
+    def only_pages_of_2(config):
+        if config.page_size != 2:
+            raise TargetUnusable(f"page_size {config.page_size}: expected 2")
+        return wrong.LeaksOnAbort(config)
+
+    search = minimizer_of(NOISY, only_pages_of_2)
+
+    assert search.run()
+    assert (search.config.page_size, search.config.n_pages, len(search.ops)) == (2, 1, 5)
