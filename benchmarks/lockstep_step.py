@@ -89,9 +89,7 @@ def timed(call: object, *arguments: object) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--blocks", type=int, default=9, help="measured pairs, after one to warm up"
-    )
+    parser.add_argument("--blocks", type=int, default=9, help="measured pairs, after one to warm up")
     parser.add_argument("--cases", type=int, default=15, help="cases in a block")
     arguments = parser.parse_args()
 

@@ -1,57 +1,69 @@
 """The command line. Each command parses its arguments, calls one part, and turns the result into text and an exit code.
 
-Exit codes: 0 clean, 1 a violation, 2 wrong usage or unreadable input, 10 unknown, 11 a worker died without a
-verdict, 12 the harness could not do its own work, 130 interrupted.
+How a command ends, also in trouble, is in ``exits.py``.
 """
 
 import json
 import os
-import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from dataclasses import replace as replaced
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from kvlockstep.fuzz.campaign import (
-    BROKEN,
+from kvlockstep.fuzz.campaign import CHARTER, replays, verdict_of
+from kvlockstep.fuzz.config import CacheConfig
+from kvlockstep.fuzz.crew import WorkerState, run_workers
+from kvlockstep.fuzz.doctor import Finding, examine, targets_here
+from kvlockstep.fuzz.exits import (
     CLEAN,
+    CRASHED,
     INTERRUPTED,
     UNKNOWN,
     USAGE,
     VIOLATION,
-    WorkerState,
-    replays,
-    run_workers,
-    verdict_of,
+    PipeConsole,
+    Seconds,
+    Stop,
+    complain,
+    run_and_exit,
+    usable,
+    writing,
 )
-from kvlockstep.fuzz.config import CacheConfig
-from kvlockstep.fuzz.doctor import Finding, examine, targets_here
 from kvlockstep.fuzz.failures import replay_line
 from kvlockstep.fuzz.ops import Op
-from kvlockstep.fuzz.registry import LANED, LANES, TargetUnusable, choose_lane, factory_for
+from kvlockstep.fuzz.registry import BUILT_IN, LANED, check_fault, check_name, choose_lane, factory_for
 from kvlockstep.fuzz.report import PlainProgress, print_failure, print_hunts, print_run
-from kvlockstep.fuzz.trace import Trace, TraceError, TraceWriter, read_trace, write_trace
+from kvlockstep.fuzz.trace import Header, Trace, TraceError, TraceWriter, read_trace, write_trace
+from kvlockstep.fuzz.trace_bounds import LANES
 from kvlockstep.fuzz.worker import Order
 
-console = Console(highlight=False)
+# Paths, signatures and names of targets are printed as they are: their brackets and colons mean nothing here.
+console = PipeConsole(highlight=False, markup=False, emoji=False)
+
+RUNS_HERE = "Exit codes: 0 if some target can run here, 10 if none can."
+EXIT_CODES = (
+    "Exit codes: 0 clean; 1 a violation; 2 wrong usage or unreadable input; 10 unknown, too little was shown; "
+    "11 a worker crashed or hung; 12 the harness failed or could not write; 130 interrupted."
+)
 
 
-class Stop(Exception):
-    """End the command with one clear line and an exit code."""
-
-    def __init__(self, text: str, code: int) -> None:
-        super().__init__(text)
-        self.code = code
+MAX_SEED = (1 << 63) - 1
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES, invoke_without_command=True)
 @click.version_option(package_name="kvlockstep")
-def commands() -> None:
+@click.pass_context
+def commands(context: click.Context) -> None:
     """Model-based fuzzing of LLM KV caches."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+        sys.exit(USAGE)
 
 
 @commands.command()
@@ -59,73 +71,98 @@ def commands() -> None:
 @click.option(
     "--lanes", default="torch,interpret", show_default=True, help="One worker each; of cuda, interpret, torch."
 )
+@click.option("--seconds", default=60.0, show_default=True, type=Seconds(), help="From the first operation.")
 @click.option(
-    "--seconds", default=60.0, show_default=True, type=click.FloatRange(min=0.1), help="From the first operation."
-)
-@click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="The same seed draws the same cases."
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, MAX_SEED),
+    help="The same seed draws the same cases.",
 )
 @click.option("--out", default="out", show_default=True, type=click.Path(file_okay=False, path_type=Path))
 @click.option("--fault", default=None, help="Plant a named fault first, to see it found.")
-def fuzz(target: str, lanes: str, seconds: float, seed: int, out: Path, fault: str | None) -> None:
+@click.option(
+    "--accept-unobserved",
+    "accepted",
+    multiple=True,
+    type=click.Choice([str(law) for law in CHARTER]),
+    metavar="LAW",
+    help="A law of the charter (1, 2, 3) that the target need not show to be called clean.",
+)
+def fuzz(
+    target: str, lanes: str, seconds: float, seed: int, out: Path, fault: str | None, accepted: tuple[str, ...]
+) -> None:
     """Fuzz a target against the reference model."""
     chosen = [lane.strip() for lane in lanes.split(",") if lane.strip()]
     if not chosen or any(lane not in LANES for lane in chosen):
         raise Stop(f"--lanes {lanes!r}: expected one or more of {', '.join(LANES)}", USAGE)
-    names: list[str | None] = [*chosen] if target in LANED else [None]
+    lanes_of_workers: list[str | None] = [*chosen] if target in LANED else [None]
+    with usable():
+        check_name(target)
+        if fault is not None:
+            check_fault(fault)
     _make_folder(out)
     orders = [
-        Order(target, lane, seconds, seed * len(names) + i, str(out), lane or "worker", fault)
-        for i, lane in enumerate(names)
+        Order(target, lane, seconds, seed * len(lanes_of_workers) + i, str(out), name, fault)
+        for i, (lane, name) in enumerate(zip(lanes_of_workers, _worker_names(lanes_of_workers), strict=True))
     ]
     console.print(f"fuzzing {target} for {seconds:g} s, workers: {', '.join(o.name for o in orders)}, seed {seed}")
-    interrupted = False
-    try:
-        states = run_workers(orders, PlainProgress(console, seconds))
-    except KeyboardInterrupt as interrupt:
-        if not interrupt.args:
-            raise
-        states, interrupted = interrupt.args[0], True
+    with writing(f"output (what was found is under {out})"):
+        sys.exit(_fuzz(orders, seconds, [int(law) for law in accepted], out))
+
+
+def _fuzz(orders: list[Order], seconds: float, accepted: list[int], out: Path) -> int:
+    """Run the workers, print what they did and found, and return the exit code."""
+    states, interrupted = run_workers(orders, PlainProgress(console, seconds))
     if not any(state.unusable for state in states):
         print_run(console, states)
-    _settle_failures(states, check=not interrupted)
-    verdict = verdict_of(states, seconds)
+    interrupted = _settle_failures(states, check=not interrupted) or interrupted
+    verdict = verdict_of(states, seconds, accepted)
     if interrupted:
-        console.print(f"interrupted; what was found is under {out}")
-        sys.exit(INTERRUPTED)
+        console.print(f"interrupted; what was found is under {out}", soft_wrap=True)
+        return INTERRUPTED
     for line in verdict.lines:
         if verdict.code in (CLEAN, VIOLATION):
-            console.print(line)
+            console.print(line, soft_wrap=True)
         else:
-            click.echo(f"kvlockstep: {line}", err=True)
+            complain(line, verdict.code)
     if verdict.code == UNKNOWN:
-        console.print("unknown: too little was reached to call this clean")
-    sys.exit(verdict.code)
+        console.print("unknown: too little was shown to call this clean")
+    return verdict.code
 
 
-def _settle_failures(states: list[WorkerState], *, check: bool) -> None:
-    """Replay each failure in a fresh process, print it, and end with the line to paste."""
+def _worker_names(lanes: list[str | None]) -> list[str]:
+    """Name each worker by its lane, with a number where a lane has several."""
+    names = [lane or "worker" for lane in lanes]
+    return [name if names.count(name) == 1 else f"{name}-{names[:i].count(name) + 1}" for i, name in enumerate(names)]
+
+
+def _settle_failures(states: list[WorkerState], *, check: bool) -> bool:
+    """Replay each failure in a fresh process, and print it with the line to paste. True if that was interrupted."""
+    interrupted = False
     shown: dict[str, str] = {}  # folder -> worker that it was shown for
     for state in states:
         if state.failure is None:
             continue
         folder = state.failure["folder"]
         path = Path(folder) / "trace.jsonl"
-        if check:
-            state.replays = replays(str(path))
+        if check and not interrupted:
+            try:
+                state.replays = replays(str(path), state.order.target)
+            except KeyboardInterrupt:
+                interrupted = True
         if folder in shown:
             console.print(f"worker {state.order.name} found the same as worker {shown[folder]}")
             continue
         shown[folder] = state.order.name
         print_failure(console, state)
-        console.print(f"  replay    {replay_line(path)}", soft_wrap=True)
+        console.print(f"  replay    {replay_line(path, state.order.target)}", soft_wrap=True)
+    return interrupted
 
 
 def _make_folder(out: Path) -> None:
-    try:
+    with writing(f"--out {out}"):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Stop(f"--out {out}: {error.strerror}", BROKEN) from error
 
 
 @commands.command()
@@ -143,25 +180,28 @@ def replay(
     """Run a stored trace from a fresh state: FAILED, FIXED, DIFFERENT, REFUSED-ALL or CLEAN."""
     trace = _read(file)
     header = trace.header
-    name = target or header.target
+    name = _named_by_user(target, header.target, file)
     # a lane is promised by the trace only for the target it was found on
-    _choose_lane(lane or (header.lane if name == header.target and name in LANED else None))
+    with usable():
+        choose_lane(lane or (header.lane if name == header.target and name in LANED else None))
     from kvlockstep.fuzz.replay import refusals_of, run_ops
     from kvlockstep.fuzz.replay import verdict_of as replay_verdict
 
     planted = None if fault == "none" else fault or (header.fault if name == header.target else None)
-    log = TraceWriter(write, header) if write else None
-    try:
-        run = run_ops(header.config, trace.ops, factory_for(name, planted), log=log, digest=True)
-    except TargetUnusable as error:
-        raise Stop(str(error), USAGE) from error
-    finally:
-        if log is not None:
-            log.close()
+    if write is not None and write.exists() and write.samefile(file):
+        raise Stop(f"--write {write}: is the trace itself, name another file", USAGE)
+    with usable():
+        factory = factory_for(name, planted)
+        factory(header.config)  # a target that cannot be had must not cost the file that is written
+    with usable(), writing(f"--write {write}" if write else str(file)), _log(write, header) as log:
+        try:
+            run = run_ops(header.config, trace.ops, factory, log=log, digest=True)
+        except SystemExit as left:
+            raise Stop(f"{file}: target {name!r} left the process with status {left.code!r}", CRASHED) from left
     verdict = replay_verdict(header, run)
     if run.violation is not None and not quiet:
-        console.print(str(run.violation), markup=False, style="bold red")
-        console.print(f"  replay    {replay_line(file)}", soft_wrap=True)
+        console.print(str(run.violation), style="bold red", soft_wrap=True)
+        console.print(f"  replay    {replay_line(file, name)}", soft_wrap=True)
     console.print(_verdict_line(verdict, header.signature, run.signature, run.steps, len(trace.ops)), soft_wrap=True)
     if not quiet:
         refusals = ", ".join(f"{count} {name}" for name, count in sorted(refusals_of(run.statistics).items()))
@@ -169,6 +209,16 @@ def replay(
         console.print(f" ({refusals})" if refusals else "")
         console.print(f"  digest    {run.digest}")
     sys.exit({"FAILED": VIOLATION, "DIFFERENT": VIOLATION, "REFUSED-ALL": UNKNOWN}.get(verdict, CLEAN))
+
+
+@contextmanager
+def _log(path: Path | None, header: Header) -> Iterator[TraceWriter | None]:
+    """Open the file that a trace is written to as it runs, if there is one."""
+    if path is None:
+        yield None
+        return
+    with TraceWriter(path, header) as writer:
+        yield writer
 
 
 def _verdict_line(verdict: str, stored: str | None, got: str | None, steps: int, n_ops: int) -> str:
@@ -186,13 +236,6 @@ def _verdict_line(verdict: str, stored: str | None, got: str | None, steps: int,
             return f"CLEAN: {n_ops} operations without a violation"
 
 
-def _choose_lane(lane: str | None) -> None:
-    try:
-        choose_lane(lane)
-    except TargetUnusable as error:
-        raise Stop(str(error), USAGE) from error
-
-
 def _read(file: Path) -> Trace:
     try:
         return read_trace(file)
@@ -202,23 +245,31 @@ def _read(file: Path) -> Trace:
         raise Stop(f"{file}: {error.strerror}", USAGE) from error
 
 
+def _named_by_user(given: str | None, in_header: str, file: Path) -> str:
+    """Take the target from the command line, or a built-in one from the file: a stranger's file imports nothing."""
+    if given is None and in_header not in BUILT_IN:
+        raise Stop(f"{file}: found on target {in_header!r}; to import that, say --target {in_header}", USAGE)
+    return given or in_header
+
+
 @commands.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--seconds", default=60.0, show_default=True, type=click.FloatRange(min=0.1))
+@click.option("--target", default=None, help="Needed where the trace was found on a target that is not built in.")
+@click.option("--seconds", default=60.0, show_default=True, type=Seconds())
 @click.option("--out", default=None, type=click.Path(path_type=Path), help="Default: FILE with .min before its suffix.")
-def minimize(file: Path, seconds: float, out: Path | None) -> None:
+def minimize(file: Path, target: str | None, seconds: float, out: Path | None) -> None:
     """Shorten a failing trace; the same cause signature must stay. Goes on from OUT if that exists."""
     trace = _read(file)
     out = out or _minimized_path(file)
-    _choose_lane(trace.header.lane if trace.header.target in LANED else None)
+    name = _named_by_user(target, trace.header.target, file)
+    with usable():
+        choose_lane(trace.header.lane if name in LANED else None)
     from kvlockstep.fuzz.minimize import Minimizer
     from kvlockstep.fuzz.replay import failing_signature
 
-    try:
-        factory = factory_for(trace.header.target, trace.header.fault)
+    with usable():
+        factory = factory_for(name, trace.header.fault)
         signature, _ = failing_signature(trace.header.config, trace.ops, factory)
-    except TargetUnusable as error:
-        raise Stop(str(error), USAGE) from error
     if signature is None:
         raise Stop(f"{file}: does not fail, so there is nothing to minimize; kvlockstep replay says more", USAGE)
     start = trace
@@ -226,21 +277,24 @@ def minimize(file: Path, seconds: float, out: Path | None) -> None:
         earlier = _read(out)
         if earlier.header.signature == signature and len(earlier.ops) <= len(trace.ops):
             start = earlier
-            console.print(f"going on from {out}: {len(earlier.ops)} operations")
+            console.print(f"going on from {out}: {len(earlier.ops)} operations", soft_wrap=True)
     header = replaced(start.header, signature=signature, violates=signature.partition(".")[0])
 
     def save(config: CacheConfig, ops: tuple[Op, ...]) -> None:
-        write_trace(out, Trace(replaced(header, config=config), list(ops)))
+        with writing(f"--out {out}"):
+            write_trace(out, Trace(replaced(header, config=config), list(ops)))
 
     search = Minimizer(start.header.config, tuple(start.ops), factory, signature, seconds=seconds, save=save)
     try:
         finished = search.run()
     except KeyboardInterrupt:
-        console.print(f"interrupted; the best so far is {out}")
+        best = out if out.exists() else file
+        console.print(f"interrupted; the best so far is {best}; the same command goes on", soft_wrap=True)
         sys.exit(INTERRUPTED)
     state = "no shorter one found" if finished else "time ran out; the same command goes on"
-    console.print(f"{signature}: {len(trace.ops)} operations to {len(search.ops)} in {search.tried} replays ({state})")
-    console.print(f"  replay    {replay_line(out)}", soft_wrap=True)
+    lengths = f"{len(trace.ops)} operations to {len(search.ops)}"
+    console.print(f"{signature}: {lengths} in {search.tried} replays ({state})", soft_wrap=True)
+    console.print(f"  replay    {replay_line(out, name)}", soft_wrap=True)
     sys.exit(CLEAN)
 
 
@@ -252,65 +306,63 @@ def _minimized_path(file: Path) -> Path:
 @commands.command()
 @click.option("--only", multiple=True, help="Name of a fault; may be given several times. Default: all.")
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(min=1), help="Fresh processes for each.")
-@click.option("--seconds", default=60.0, show_default=True, type=click.FloatRange(min=0.1), help="For each.")
+@click.option("--seconds", default=60.0, show_default=True, type=Seconds(), help="For each.")
 @click.option("--jobs", default=None, type=click.IntRange(min=1), help="At the same time. Default: one a core.")
 @click.option("--json", "json_path", default=None, type=click.Path(path_type=Path), help="Also write results here.")
 def faults(only: tuple[str, ...], seeds: int, seconds: float, jobs: int | None, json_path: Path | None) -> None:
     """Plant each known bug and look for it from scratch; exit 1 if one is missed."""
     from kvlockstep.fuzz.faults import FAULTS
-    from kvlockstep.fuzz.faults.hunt import hunt_all
+    from kvlockstep.fuzz.faults.hunt import Hunt, hunt_all
 
-    for name in only:
-        if name not in FAULTS:
-            raise Stop(f"unknown fault {name!r}: expected one of {', '.join(FAULTS)}", USAGE)
-    chosen = [FAULTS[name] for name in only] if only else list(FAULTS.values())
-    results = []
-    for result in hunt_all(chosen, range(seeds), seconds, jobs or len(os.sched_getaffinity(0))):
-        results.append(result)
-        state = result.law or result.trouble or "not found"
-        console.print(f"{len(results)}/{len(chosen) * seeds}  {result.fault} seed {result.seed}: {state}")
+    with usable():
+        for name in only:
+            check_fault(name)
+    chosen = [FAULTS[name] for name in dict.fromkeys(only)] if only else list(FAULTS.values())
+    if json_path:
+        with writing(f"--json {json_path}"):
+            json_path.open("a").close()  # now, and not after an hour of hunting
+    results: list[Hunt] = []
+    interrupted = False
+    try:
+        for result in hunt_all(chosen, range(seeds), seconds, jobs or len(os.sched_getaffinity(0))):
+            results.append(result)
+            state = result.law or result.trouble or "not found"
+            console.print(f"{len(results)}/{len(chosen) * seeds}  {result.fault} seed {result.seed}: {state}")
+    except KeyboardInterrupt:
+        interrupted = True
     print_hunts(console, chosen, results)
     if json_path:
-        json_path.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
+        with writing(f"--json {json_path}"):
+            json_path.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
+    if interrupted:
+        console.print(f"interrupted after {len(results)} of {len(chosen) * seeds}")
+        sys.exit(INTERRUPTED)
     sys.exit(CLEAN if all(result.caught for result in results) else VIOLATION)
 
 
-@commands.command()
+@commands.command(epilog=RUNS_HERE)
 def targets() -> None:
     """List the targets and lanes that can run here, and why the others cannot."""
-    _print_findings(targets_here())
+    sys.exit(_print_findings(targets_here()))
 
 
-@commands.command()
+@commands.command(epilog=RUNS_HERE)
 def doctor() -> None:
-    """Examine this machine: Python, packages, cores, targets, lanes."""
-    findings = examine()
-    _print_findings(findings)
-    console.print(f"terminal {shutil.get_terminal_size().columns} columns, working folder {os.getcwd()}")
+    """Examine this machine: Python, packages, cores, memory, targets, lanes."""
+    sys.exit(_print_findings(examine()))
 
 
-def _print_findings(findings: list[Finding]) -> None:
-    table = Table(box=None, show_header=False)
+def _print_findings(findings: list[Finding]) -> int:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for finding in findings:
-        table.add_row(finding.subject, "yes" if finding.works else "[red]no[/red]", finding.text)
+        table.add_row(finding.subject, "yes" if finding.works else Text("no", style="red"), finding.text)
     console.print(table)
+    return CLEAN if any(finding.works and finding.is_target for finding in findings) else UNKNOWN
 
 
 def main() -> None:
     """Run the command line; every expected trouble ends in one line and its exit code."""
-    try:
-        commands.main(standalone_mode=False)
-    except click.exceptions.Exit as done:
-        sys.exit(done.exit_code)
-    except Stop as stop:
-        click.echo(f"kvlockstep: {stop}", err=True)
-        sys.exit(stop.code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("kvlockstep: interrupted", err=True)
-        sys.exit(INTERRUPTED)
-    except OSError as error:
-        click.echo(f"kvlockstep: {error.filename or 'output'}: {error.strerror or error}", err=True)
-        sys.exit(BROKEN)
+    run_and_exit(commands)

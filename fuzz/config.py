@@ -6,6 +6,9 @@ from typing import Any
 POLICIES = ("lru", "mru", "fifo", "filo", "lfu", "slru", "priority")
 KEY_UNITS = ("token", "bigram")
 DTYPES = ("float16", "bfloat16", "float32")
+MAX_SLOTS = 1 << 22
+MAX_POOL_BYTES = 1 << 33
+MAX_TABLE = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,22 @@ class CacheConfig:
     def n_slots(self) -> int:
         """Slots of the pool, the padding page's included."""
         return (self.n_pages + 1) * self.page_size
+
+    def excess(self) -> str | None:
+        """Say what of this cache is more than a fuzzing machine holds, if anything is.
+
+        A trace with such a config is well formed; but a few bytes of a stranger's file must not fill the memory.
+        """
+        item_bytes = 4 if self.dtype == "float32" else 2
+        pool_bytes = self.n_slots * 2 * self.layers * self.kv_heads * self.head_dim * item_bytes
+        for what, value, high in (
+            ("slots", self.n_slots, MAX_SLOTS),
+            ("bytes of KV", pool_bytes, MAX_POOL_BYTES),
+            ("entries of the row table", (self.n_rows + 1) * self.max_context_len, MAX_TABLE),
+        ):
+            if value > high:
+                return f"{value} {what}, at most {high}"
+        return None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

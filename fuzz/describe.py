@@ -47,4 +47,12 @@ def signature_of(violation: Violation, kind: str) -> str:
     parts = [type(violation).__name__, kind]
     if violation.roles:
         parts.append("+".join(violation.roles))
-    return ".".join(parts).replace(" ", "-")
+    signature = ".".join(parts).replace(" ", "-")
+    # a role may be a name that a target gave, in any script
+    return "".join(c if c.isascii() and c.isprintable() and c not in "/\\" else "_" for c in signature)[:200]
+
+
+def as_sentence(text: str) -> str:
+    """Cut a text to what the header of a trace may say in ``why``: one line, printable, not too long."""
+    one_line = " ".join(text.split())
+    return "".join(c if c.isprintable() else "?" for c in one_line)[:500]

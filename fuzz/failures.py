@@ -2,49 +2,113 @@
 
 ``trace.jsonl`` is the shortest trace known for the signature, ``original.jsonl`` the one that was found,
 ``verdict.txt`` the message, ``environment.json`` where it was found. A second failure with the same
-signature replaces the folder only if its trace is shorter.
+signature, on the same target and with the same planted fault, replaces the folder only if its trace is
+shorter; of another target or fault it gets a folder with a number.
+
+The trace that a worker died on is kept beside the folders.
 """
 
+import fcntl
 import json
 import os
 import platform
 import shlex
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
 
-from kvlockstep.fuzz.trace import Trace, read_trace, write_trace
+from kvlockstep.fuzz.registry import BUILT_IN
+from kvlockstep.fuzz.trace import Header, Trace, TraceError, read_trace, write_trace
 
 
-def replay_line(trace_path: Path) -> str:
-    """Return the one line to paste that replays a stored trace."""
+def replay_line(trace_path: Path, target: str) -> str:
+    """Return the one line to paste that replays a stored trace; it names a target that a file may not import."""
     relative = os.path.relpath(trace_path)
-    return f"kvlockstep replay {shlex.quote(relative if not relative.startswith('..') else str(trace_path))}"
+    named = "" if target in BUILT_IN else f" --target {shlex.quote(target)}"
+    return f"kvlockstep replay{named} {shlex.quote(relative if not relative.startswith('..') else str(trace_path))}"
 
 
 def store_failure(out: Path, shortest: Trace, found: Trace, text: str) -> Path:
     """Write the folder of a failure under ``out``, synced and renamed into place; return it."""
-    signature = shortest.header.signature
-    assert signature, "a failure has a signature"
-    folder = out / signature
-    if folder.exists() and len(read_trace(folder / "trace.jsonl").ops) < len(shortest.ops):
-        return folder
     out.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{signature}.", dir=out))
+    with _alone_in(out):
+        folder, n_stored = _folder_for(out, shortest.header)
+        if n_stored is not None and n_stored < len(shortest.ops):
+            return folder
+        fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=out))
+        try:
+            _fill(fresh, folder, shortest, found, text)
+            if n_stored is not None:
+                os.rename(folder, fresh / "old")
+            os.rename(fresh, folder)
+        except BaseException:
+            if (fresh / "old").exists():
+                os.rename(fresh / "old", folder)
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
+        shutil.rmtree(folder / "old", ignore_errors=True)
+    return folder
+
+
+@contextmanager
+def _alone_in(out: Path) -> Iterator[None]:
+    """Keep the workers of all runs into one folder apart; sync what was renamed in it."""
+    descriptor = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _folder_for(out: Path, header: Header) -> tuple[Path, int | None]:
+    """Find the folder that this cause has or gets, and the length of the trace that is in it."""
+    assert header.signature, "a failure has a signature"
+    for number in count(1):
+        folder = out / (header.signature if number == 1 else f"{header.signature}.{number}")
+        if not folder.exists():
+            return folder, None
+        try:
+            stored = read_trace(folder / "trace.jsonl")
+        except TraceError:  # a later version's, or damaged: not ours to replace
+            continue
+        if (stored.header.target, stored.header.fault) == (header.target, header.fault):
+            return folder, len(stored.ops)
+    raise AssertionError("there is no last number")
+
+
+def _fill(fresh: Path, folder: Path, shortest: Trace, found: Trace, text: str) -> None:
     write_trace(fresh / "trace.jsonl", shortest)
     write_trace(fresh / "original.jsonl", found)
-    _write_synced(fresh / "verdict.txt", f"{text}\n  replay    {replay_line(folder / 'trace.jsonl')}\n")
+    line = replay_line(folder / "trace.jsonl", shortest.header.target)
+    _write_synced(fresh / "verdict.txt", f"{text}\n  replay    {line}\n")
     _write_synced(fresh / "environment.json", json.dumps(environment(), indent=1, sort_keys=True) + "\n")
     fresh.chmod(0o755)
-    replaced = None
-    if folder.exists():
-        replaced = Path(tempfile.mkdtemp(prefix=f".{signature}.old.", dir=out))
-        os.rename(folder, replaced / "old")
-    os.rename(fresh, folder)
-    if replaced is not None:
-        shutil.rmtree(replaced)
-    return folder
+
+
+def current_path(out: Path, worker: str) -> Path:
+    """Return the path of the trace that a worker is running."""
+    return out / f"{worker}.current.jsonl"
+
+
+def keep_last_trace(out: Path, worker: str) -> Path | None:
+    """Move the trace that a worker ended in out of the way of the next run; None if it ran nothing."""
+    current = current_path(out, worker)
+    try:
+        ran = bool(read_trace(current, allow_cut_tail=True).ops)
+    except TraceError:
+        ran = False
+    if not ran:
+        return None
+    with _alone_in(out):
+        kept = next(path for n in count(1) if not (path := out / f"{worker}.died-{n}.jsonl").exists())
+        os.rename(current, kept)
+    return kept
 
 
 def environment() -> dict[str, str]:
@@ -59,7 +123,7 @@ def environment() -> dict[str, str]:
 
 
 def _write_synced(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
+    with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

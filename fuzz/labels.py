@@ -22,7 +22,7 @@ class Memory:
     config: CacheConfig
     retracted: set[str] = field(default_factory=set)
     abort_pending: set[str] = field(default_factory=set)
-    stale_rows: dict[int, set[int]] = field(default_factory=dict)  # free row -> pages that it still names
+    stale_rows: dict[int, set[int]] = field(default_factory=dict)  # row -> pages that it named when given back
     pass_len: dict[str, int] = field(default_factory=dict)  # request in flight -> n of its pass
     prompt_len: dict[str, int] = field(default_factory=dict)  # tokens known when the request was matched
     matched_len: dict[str, int] = field(default_factory=dict)  # length of that match
@@ -315,12 +315,9 @@ def _remember(seen: Observation, memory: Memory) -> None:
     if seen.kind == "alloc":
         for name, write_set in zip(seen.requests, seen.write_sets or [], strict=False):
             memory.pass_len[name] = len(write_set)
-        for view in _rows_taken(seen):
-            memory.stale_rows.pop(view.row, None)
         return
     name = seen.requests[0] if seen.requests else ""
     if seen.kind == "match":
-        memory.retracted.discard(name)
         memory.prompt_len[name] = len(seen.fingerprints[name])
         memory.matched_len[name] = seen.matched_len or 0
     elif seen.kind == "retract":
@@ -328,7 +325,7 @@ def _remember(seen: Observation, memory: Memory) -> None:
     elif seen.kind == "abort" and abort_while_in_flight(seen, memory):
         memory.abort_pending.add(name)
         return
-    elif seen.kind in ("abort", "release", "submit"):
+    elif seen.kind == "submit":
         memory.retracted.discard(name)
     elif seen.kind == "commit":
         memory.abort_pending.discard(name)

@@ -20,19 +20,17 @@ from typing import Any, Protocol, cast
 
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.describe import describe_config, describe_op
+from kvlockstep.fuzz.dispatch import call_target, model_arguments
 from kvlockstep.fuzz.model_runner import ModelRunner
 from kvlockstep.fuzz.ops import (
     Abort,
     Alloc,
-    Checkpoint,
     Commit,
     Evict,
     Match,
     Op,
     Peek,
     Release,
-    Reset,
-    Retract,
     Submit,
     kind_of,
     named_requests,
@@ -134,7 +132,7 @@ class Lockstep:
 
     def _run(self, op: Op) -> Outcome:
         kind = kind_of(op)
-        arguments = _model_arguments(op)
+        arguments = model_arguments(op)
         refusal = self.model.refusal(kind, *arguments)
         expected = type(refusal).__name__ if refusal is not None else None
         before = self.now
@@ -167,7 +165,8 @@ class Lockstep:
         seen.now = self.now = cast(Snapshot, self._guarded(self.target.snapshot))
         self._update_holds(op, seen, value)
         if lands and seen.refused is None:
-            seen.reads = cast(list[Any], self._guarded(self.runner.read_rows, self.model.requests))
+            if _rows_shown(seen.now) is not None:
+                seen.reads = cast(list[Any], self._guarded(self.runner.read_rows, self.model.requests))
             seen.pool_expected = self.runner.pool_expected
             seen.pool_got = cast(list[int] | None, self._guarded(self.runner.read_pool))
         self._index = run_checks(seen, self._index)
@@ -202,7 +201,7 @@ class Lockstep:
 
     def _call_target(self, op: Op, seen: Observation) -> object:
         try:
-            value = self._dispatch(op)
+            value = call_target(self.target, op, self.model.requests)
         except Refused as refused:
             seen.refused = type(refused).__name__
             seen.evicted = refused.evicted
@@ -224,35 +223,6 @@ class Lockstep:
             seen.matched_len = cast(int, value)
         return value
 
-    def _dispatch(self, op: Op) -> object:
-        target = self.target
-        match op:
-            case Peek(name):
-                request = self.model.requests[name]
-                return target.peek(name, request.tokens, request.namespace, request.private)
-            case Match(name):
-                request = self.model.requests[name]
-                return target.match(name, request.tokens, request.namespace, request.priority, request.private)
-            case Alloc(batch):
-                return target.alloc(batch)
-            case Commit(name, kept, sampled):
-                target.commit(name, kept, sampled)
-            case Checkpoint(name):
-                target.checkpoint(name)
-            case Release(name):
-                target.release(name)
-            case Abort(name):
-                target.abort(name)
-            case Retract(name, publish):
-                target.retract(name, publish)
-            case Evict(n):
-                return target.evict(n)
-            case Reset():
-                target.reset()
-            case _:
-                raise AssertionError(f"{op} never reaches a target")
-        return None
-
     def _guarded(self, call: Callable[..., object], *arguments: object) -> object:
         try:
             return call(*arguments)
@@ -273,11 +243,11 @@ class Lockstep:
         try:
             if isinstance(op, Evict):
                 return self.model.evict(op.n, victims)
-            done = self.model.alloc(_model_arguments(op)[0], self._choice_of(op, seen, victims))
+            done = self.model.alloc(model_arguments(op)[0], self._choice_of(op, seen, victims))
         except IllegalChoice as illegal:
             if isinstance(op, Alloc) and victims is None:
                 # other victims than the policy names leave other pages free: then the victims are what differs
-                self._compare_victims(self.model.alloc(_model_arguments(op)[0]).evicted, seen.evicted)
+                self._compare_victims(self.model.alloc(model_arguments(op)[0]).evicted, seen.evicted)
             raise ChoiceIllegal(str(illegal)) from illegal
         return AllocResult(done.write_sets, done.evicted)
 
@@ -287,14 +257,16 @@ class Lockstep:
         lengths = [len(write_set) for write_set in write_sets]
         self._compare_values("alloc", [item.n for item in op.batch], lengths, "positions to write")
         page_size = self.config.page_size
-        rows = {view.request: view.row for view in seen.now.rows or []}
+        rows, lowest = _rows_shown(seen.now), iter(self.model.rows.free())
         newly, pages = {}, {}
         for item, write_set in zip(op.batch, write_sets, strict=True):
             request = self.model.requests[item.request]
             first = -(-request.allocated_len // page_size) * page_size
             positions = range(first, request.committed_len + item.n, page_size)
             pages[item.request] = [write_set[pos - request.committed_len] // page_size for pos in positions]
-            if request.row is None and item.request in rows:
+            if request.row is None and rows is None:
+                newly[item.request] = next(lowest)  # some row, as nobody can see which
+            elif request.row is None and rows is not None and item.request in rows:
                 newly[item.request] = rows[item.request]
         return Choice(newly, pages, victims)
 
@@ -360,19 +332,10 @@ class Lockstep:
             self.watch(op, seen)
 
 
-def _model_arguments(op: Op) -> tuple[Any, ...]:
-    match op:
-        case Submit(request, tokens, namespace, priority, private):
-            return (request, tokens, namespace, priority, private)
-        case Alloc(batch):
-            return ([(item.request, item.n, item.drafts) for item in batch],)
-        case Commit(request, kept, sampled):
-            return (request, kept, sampled)
-        case Retract(request, publish):
-            return (request, publish)
-        case Evict(n):
-            return (n,)
-        case Reset():
-            return ()
-        case _:
-            return (op.request,)
+def _rows_shown(snapshot: Snapshot) -> dict[str, int] | None:
+    """Row of each request that has one; None where a target shows neither rows nor requests."""
+    if snapshot.rows is not None:
+        return {view.request: view.row for view in snapshot.rows}
+    if snapshot.requests is not None:
+        return {view.request: view.row for view in snapshot.requests if view.row is not None}
+    return None

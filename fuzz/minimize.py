@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 
 from kvlockstep.fuzz.config import CacheConfig
-from kvlockstep.fuzz.ops import Alloc, AllocItem, Commit, Evict, Op, Retract, Submit, named_requests
+from kvlockstep.fuzz.ops import Alloc, AllocItem, Commit, Evict, Op, Reset, Retract, Submit, named_requests
 from kvlockstep.fuzz.registry import Factory, TargetUnusable
 from kvlockstep.fuzz.replay import failing_signature
 
@@ -47,8 +47,16 @@ class Minimizer:
         if not self._accept(self.config, self.ops):
             return False
         size = None
+        reductions = (
+            self._split_names,
+            self._drop_requests,
+            self._drop_chunks,
+            self._simplify,
+            self._shorten_prompts,
+            self._shrink,
+        )
         while size != (size := self._size()):
-            for reduce in (self._drop_requests, self._drop_chunks, self._simplify, self._shorten_prompts, self._shrink):
+            for reduce in reductions:
                 reduce()
                 if monotonic() > self.deadline:
                     return False
@@ -72,6 +80,21 @@ class Minimizer:
         if self.save is not None:
             self.save(self.config, self.ops)
         return True
+
+    def _split_names(self) -> None:
+        """Give a later request of the same name a name of its own: then the earlier one need not end first."""
+        submitted: set[str] = set()
+        for index in range(len(self.ops)):
+            op = self.ops[index] if index < len(self.ops) else None
+            if not isinstance(op, Submit):
+                continue
+            if op.request in submitted:
+                used = {name for other in self.ops for name in named_requests(other)}
+                fresh = next(name for i in range(len(used) + 1) if (name := f"r{i}") not in used)
+                later = tuple(_renamed(other, op.request, fresh) for other in self.ops[index:])
+                if self._accept(self.config, self.ops[:index] + later):
+                    submitted.add(fresh)
+            submitted.add(op.request)
 
     def _drop_requests(self) -> None:
         for name in sorted({name for op in self.ops for name in named_requests(op)}):
@@ -129,6 +152,14 @@ def _without(op: Op, name: str) -> Op | None:
         batch = tuple(item for item in op.batch if item.request != name)
         return Alloc(batch) if batch or not op.batch else None
     return None if name in named_requests(op) else op
+
+
+def _renamed(op: Op, old: str, new: str) -> Op:
+    if isinstance(op, Alloc):
+        return Alloc(tuple(replace(item, request=new) if item.request == old else item for item in op.batch))
+    if isinstance(op, Evict | Reset) or op.request != old:
+        return op
+    return replace(op, request=new)
 
 
 def _simpler(op: Op) -> Iterator[Op]:

@@ -6,11 +6,18 @@ the current folder.
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+from traceback import extract_tb
 
 from kvlockstep.fuzz.config import CacheConfig
+from kvlockstep.fuzz.describe import describe_config
+from kvlockstep.fuzz.target_check import defect_of
 from kvlockstep.fuzz.targets.base import Target
+from kvlockstep.fuzz.trace_bounds import LANES, TARGET
 
 Factory = Callable[[CacheConfig], Target]
 
@@ -18,7 +25,6 @@ BUILT_IN = {
     "gpu_impl": "kvlockstep.fuzz.targets.gpu_impl:make",
     "reference": "kvlockstep.fuzz.targets.reference:make",
 }
-LANES = ("cuda", "interpret", "torch")
 LANED = ("gpu_impl",)
 """Built-in targets that run kernels, and so have lanes."""
 
@@ -39,11 +45,8 @@ def factory_for(name: str, fault: str | None = None) -> Factory:
     """Return the factory of a target, with a planted fault if one is named. Raises TargetUnusable."""
     if fault is not None:
         return _faulty_factory(name, fault)
-    path = BUILT_IN.get(name, name)
-    if ":" not in path:
-        raise TargetUnusable(f"unknown target {name!r}: expected {', '.join(BUILT_IN)}, or package.module:factory")
-    module_name, _, attribute = path.partition(":")
-    if os.getcwd() not in sys.path:
+    module_name, attribute = check_name(name)
+    if name not in BUILT_IN and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
@@ -51,16 +54,37 @@ def factory_for(name: str, fault: str | None = None) -> Factory:
         raise TargetUnusable(f"target {name!r}: importing {module_name} failed: {_one_line(error)}") from error
     factory = getattr(module, attribute, None)
     if not callable(factory):
-        raise TargetUnusable(f"target {name!r}: {module_name} has no factory {attribute!r}")
+        near = get_close_matches(attribute, [known for known in dir(module) if callable(getattr(module, known))], 1)
+        hint = f", did you mean {near[0]}" if near else ""
+        raise TargetUnusable(f"target {name!r}: {module_name} has no factory {attribute!r}{hint}")
     return _checked(name, factory)
+
+
+def check_name(name: str) -> tuple[str, str]:
+    """Return the module and the attribute that a target's name stands for. Raises TargetUnusable; imports nothing."""
+    module_name, _, attribute = BUILT_IN.get(name, name).partition(":")
+    if not (module_name and attribute):
+        raise TargetUnusable(f"unknown target {name!r}: expected {', '.join(BUILT_IN)}, or package.module:factory")
+    if re.fullmatch(TARGET, name) is None:
+        raise TargetUnusable(f"target {name!r}: expected at most 200 letters, digits and _.:-")
+    return module_name, attribute
+
+
+def check_fault(fault: str) -> None:
+    """Raise TargetUnusable for a fault that does not exist."""
+    from kvlockstep.fuzz.faults import FAULTS
+
+    if fault not in FAULTS:
+        near = get_close_matches(fault, FAULTS, 1)
+        expected = f"did you mean {near[0]}" if near else f"expected one of {', '.join(FAULTS)}"
+        raise TargetUnusable(f"unknown fault {fault!r}: {expected}")
 
 
 def _faulty_factory(name: str, fault: str) -> Factory:
     from kvlockstep.fuzz.faults import FAULTS
     from kvlockstep.fuzz.faults.patching import FaultDoesNotApply, faulty_factory
 
-    if fault not in FAULTS:
-        raise TargetUnusable(f"unknown fault {fault!r}: expected one of {', '.join(FAULTS)}")
+    check_fault(fault)
     if FAULTS[fault].target != name:
         raise TargetUnusable(f"fault {fault!r} is one of target {FAULTS[fault].target!r}, not of {name!r}")
     try:
@@ -70,29 +94,38 @@ def _faulty_factory(name: str, fault: str) -> Factory:
 
 
 def _checked(name: str, factory: Factory) -> Factory:
+    """Turn whatever a factory does wrong into one line; what its first target shows is looked at closely."""
+    looked = False
+
     def make(config: CacheConfig) -> Target:
+        nonlocal looked
+        if (excess := config.excess()) is not None:
+            raise TargetUnusable(f"target {name!r}: too large a cache, {excess} ({describe_config(config)})")
         try:
             target = factory(config)
         except Exception as error:
-            raise TargetUnusable(f"target {name!r}: its factory raised {_one_line(error)}") from error
-        if not isinstance(target, Target):
-            missing = [m for m in _methods() if not hasattr(target, m)]
-            raise TargetUnusable(f"target {name!r}: its factory returned an object without {', '.join(missing)}")
-        if target.conformance not in ("exact", "legal"):
-            raise TargetUnusable(f"target {name!r}: conformance {target.conformance!r}, expected 'exact' or 'legal'")
-        unkept = [m for m in _KV_METHODS if not hasattr(target, m)] if "kv" in target.capabilities else []
-        if unkept:
-            raise TargetUnusable(f"target {name!r}: promises the capability 'kv' without {', '.join(unkept)}")
+            made = f"target {name!r}: its factory raised {_one_line(error)}"
+            raise TargetUnusable(f"{made} ({describe_config(config)})") from error
+        if not looked:
+            try:
+                defect = defect_of(target, config)
+            except Exception as error:
+                raise cannot_be_seen(name, config, error) from error
+            if defect is not None:
+                raise TargetUnusable(f"target {name!r}: {defect}")
+            looked = True
         return target
 
     return make
 
 
-_KV_METHODS = ("write_kv", "read_kv", "read_slots")
-
-
-def _methods() -> list[str]:
-    return [member for member in [*vars(Target), *Target.__annotations__] if not member.startswith("_")]
+def cannot_be_seen(name: str, config: CacheConfig, error: Exception) -> TargetUnusable:
+    """Say that a fresh target raised something when it was looked at."""
+    last = extract_tb(error.__traceback__)[-1]
+    place = f"{Path(last.filename).name}:{last.lineno} in {last.name}"
+    return TargetUnusable(
+        f"target {name!r}: a fresh one raised {_one_line(error)} at {place} ({describe_config(config)})"
+    )
 
 
 def _one_line(error: Exception) -> str:

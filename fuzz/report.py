@@ -7,12 +7,17 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from kvlockstep.fuzz.campaign import WorkerState, merged
+from kvlockstep.fuzz.campaign import labels_at_zero, merged
+from kvlockstep.fuzz.crew import WorkerState
 from kvlockstep.fuzz.faults.fault import Fault
 from kvlockstep.fuzz.faults.hunt import Hunt
 from kvlockstep.fuzz.labels import LABELS, name_of
 from kvlockstep.fuzz.ops import OPS
+from kvlockstep.fuzz.statistics import Statistics
 from kvlockstep.fuzz.targets.base import REFUSALS
+
+NARROW = 60
+"""Columns below which a table has no room for sentences."""
 
 
 class PlainProgress:
@@ -45,21 +50,42 @@ def print_run(console: Console, states: Sequence[WorkerState]) -> None:
     console.print(workers)
 
     total = merged(states)
-    operations = _table("operations by outcome", ["operation", "done", "refused"])
-    operations.add_column("refused because", overflow="fold")
+    _print_operations(console, total)
+    missed = labels_at_zero(states)
+    labels = _table("state labels", ["label", *(state.order.name for state in states)])
+    for label in LABELS:
+        name = name_of(label)
+        style = "bold red" if label in missed else None
+        labels.add_row(name, *(f"{state.statistics.labels[name]:,}" for state in states), style=style)
+    console.print(labels)
+    for line in unobserved_lines(states):
+        console.print(line, soft_wrap=True)
+
+
+def _print_operations(console: Console, total: Statistics) -> None:
+    """Print how the operations of each kind ended; on a narrow terminal the reasons stand below the table."""
+    narrow = console.width < NARROW
+    table = _table("operations by outcome", ["operation", "done", "refused"])
+    if not narrow:
+        table.add_column("refused because", overflow="fold")
+    below = []
     for op in OPS:
         kind = op.__name__.lower()
         reasons = {r.__name__: total.outcomes[kind, r.__name__] for r in REFUSALS}
         because = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
-        operations.add_row(kind, f"{total.outcomes[kind, 'done']:,}", f"{sum(reasons.values()):,}", because)
-    console.print(operations)
+        cells = [kind, f"{total.outcomes[kind, 'done']:,}", f"{sum(reasons.values()):,}"]
+        table.add_row(*cells, *([] if narrow else [because]))
+        if narrow and because:
+            below.append(f"{kind} refused: {because}")
+    console.print(table)
+    for line in below:
+        console.print(line)
 
-    labels = _table("state labels", ["label", *(state.order.name for state in states)])
-    for label in LABELS:
-        name = name_of(label)
-        style = "bold red" if total.labels[name] == 0 else None
-        labels.add_row(name, *(f"{state.statistics.labels[name]:,}" for state in states), style=style)
-    console.print(labels)
+
+def unobserved_lines(states: Sequence[WorkerState]) -> list[str]:
+    """Say which checks could not run on what the targets show; they were skipped, not passed."""
+    checks = sorted({(law, check, ", ".join(needs)) for state in states for law, check, needs in state.unobserved})
+    return [f"not observed: law {law}, {check.replace('_', ' ')} (needs {needs})" for law, check, needs in checks]
 
 
 def _facts_of(state: WorkerState) -> dict[str, str]:
@@ -81,26 +107,32 @@ def _table(title: str, columns: Sequence[str]) -> Table:
     """Make a table whose first column is text and whose others are numbers."""
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", no_wrap=True)
+        table.add_column(column, justify="right" if i else "left", no_wrap=bool(i), overflow="fold")
     return table
 
 
 def print_failure(console: Console, state: WorkerState) -> None:
-    """Print law, facts and the one line to paste."""
+    """Print law, facts and how it was found."""
     failure = state.failure
     assert failure is not None
-    if "text" in failure:
-        console.print(failure["text"], markup=False, highlight=False, style="bold red", soft_wrap=True)
-        lengths = f"{failure['minimized_len']} operations, minimized from {failure['found_len']}"
-        if not failure["minimized_fully"]:
-            lengths += " (time ran out; kvlockstep minimize goes on)"
-    else:
-        console.print(f"{failure['signature']} (not minimized: the worker was stopped)", style="bold red")
-        lengths = "as found"
+    console.print(failure["text"], style="bold red", soft_wrap=True)
+    lengths = f"{failure.get('minimized_len', failure['found_len'])} operations"
+    if "minimized_len" in failure:
+        lengths += f", minimized from {failure['found_len']}"
+    if (ending := failure.get("ending", "interrupted")) != "minimized":
+        lengths += f" ({ENDINGS[ending]})"
     cost = f"after {failure['operations']:,} operations and {failure['seconds']:.1f} s"
-    console.print(f"  found     {cost} by worker {state.order.name}; {lengths}", highlight=False, soft_wrap=True)
+    console.print(f"  found     {cost} by worker {state.order.name}; {lengths}", soft_wrap=True)
     if state.replays is False:
-        console.print("  warning   did not replay in a fresh process: counted apart, not as a failure")
+        console.print("  warning   did not replay in a fresh process: counted apart, not as a failure", soft_wrap=True)
+
+
+ENDINGS = {
+    "time ran out": "time ran out; kvlockstep minimize goes on",
+    "interrupted": "interrupted; kvlockstep minimize goes on",
+    "did not fail again": "it did not fail when run again",
+}
+"""Why a search for a shorter trace was not finished."""
 
 
 def print_hunts(console: Console, faults: Sequence[Fault], hunts: Sequence[Hunt]) -> None:
@@ -109,6 +141,8 @@ def print_hunts(console: Console, faults: Sequence[Fault], hunts: Sequence[Hunt]
     table.add_column("named by", overflow="fold")
     for fault in faults:
         of_fault = [hunt for hunt in hunts if hunt.fault == fault.name]
+        if not of_fault:  # interrupted before it was its turn
+            continue
         slowest = max(of_fault, key=lambda hunt: (not hunt.caught, hunt.seconds))
         laws = sorted({hunt.law or hunt.trouble or "not found" for hunt in of_fault})
         table.add_row(

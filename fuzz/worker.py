@@ -1,32 +1,46 @@
 """One fuzzing process: one target on one lane, from one seed, until the budget is spent or a law is broken.
 
-Started by ``campaign.py`` with its order as one JSON argument; reports as JSON lines on standard output, so
-that a parent needs nothing but a pipe. Operations are on disk before they run. A failure is stored as it was
-found before it is minimized, so that an interrupted minimizer loses nothing.
+Started by ``campaign.py`` with its order as one JSON argument; reports as JSON lines on what was standard
+output when it started, so that a parent needs nothing but a pipe. What a target prints goes to standard
+error. Operations are on disk before they run. A failure is stored as it was found before it is minimized, so
+that an interrupted minimizer loses nothing. A worker ends when its parent does.
 """
 
 import json
+import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from hypothesis.errors import FlakyStrategyDefinition
 
 from kvlockstep.fuzz.config import CacheConfig
-from kvlockstep.fuzz.describe import signature_of
-from kvlockstep.fuzz.failures import store_failure
+from kvlockstep.fuzz.describe import as_sentence, signature_of
+from kvlockstep.fuzz.failures import current_path, store_failure
 from kvlockstep.fuzz.labels import Memory
 from kvlockstep.fuzz.lockstep import Lockstep
 from kvlockstep.fuzz.minimize import Minimizer
 from kvlockstep.fuzz.ops import Op, kind_of
-from kvlockstep.fuzz.registry import Factory, TargetUnusable, choose_lane, factory_for
+from kvlockstep.fuzz.registry import Factory, TargetUnusable, cannot_be_seen, choose_lane, factory_for
 from kvlockstep.fuzz.statistics import CaseWatcher, Statistics
 from kvlockstep.fuzz.trace import Header, Trace, TraceWriter
-from kvlockstep.invariants import Violation
+from kvlockstep.invariants import Snapshot, Violation
+from kvlockstep.invariants.checks import HARNESS_PARTS, Check, unobserved
+
+Report = Callable[..., None]
+
+N_LOOKS = 200
+"""Operations after which it is known what a target shows: by then requests and nodes have been seen."""
+
+ENDING_S = 5.0
+"""A worker whose parent is gone has this long to store what it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +67,26 @@ class Worker:
 
     config: CacheConfig | None = None
 
-    def __init__(self, order: Order, factory: Factory) -> None:
+    def __init__(self, order: Order, factory: Factory, report: Report) -> None:
         self.order = order
         self.factory = factory
+        self.report = report
         probe = factory(CacheConfig())
         self.capabilities = probe.capabilities
         self.lane = getattr(probe, "lane", None)
         self.statistics = Statistics()
         self.ops: list[Op] = []
         self.header = self._header(CacheConfig())
-        self.log = TraceWriter(Path(order.out) / f"{order.name}.current.jsonl", self.header)
+        self.log = TraceWriter(current_path(Path(order.out), order.name), self.header)
         self._started: float | None = None
         self._next_report = 0.0
         self._distinct: set[int] = set()
         self._violation: Violation | None = None
+        self._trouble: Exception | None = None
+        self._minimizer: Minimizer | None = None
+        self._interrupted = False
+        self._unobserved: dict[str, Check] = {}
+        self._looks = 0
         self._spent = False
 
     def _header(self, config: CacheConfig) -> Header:
@@ -80,9 +100,24 @@ class Worker:
         self._count_case()
         self.ops = []
         self.header = self._header(config)
-        self.log.restart(self.header)
-        watch = CaseWatcher(self.statistics, Memory(config))
-        return Lockstep(config, self.factory(config), log=self.log, watch=watch)
+        with self._stopping_at_trouble():
+            self.log.restart(self.header)
+            target = self.factory(config)
+            watch = CaseWatcher(self.statistics, Memory(config))
+            try:
+                lockstep = Lockstep(config, target, log=self.log, watch=watch)
+            except Exception as error:  # so far it has only looked at the target
+                raise cannot_be_seen(self.order.target, config, error) from error
+        return lockstep
+
+    @contextmanager
+    def _stopping_at_trouble(self) -> Iterator[None]:
+        """End the run at whatever is no violation; Hypothesis would run the case again and find something else."""
+        try:
+            yield
+        except Exception as error:
+            self._trouble = error
+            raise CaseStopped from error
 
     def _count_case(self) -> None:
         if self.ops:
@@ -93,66 +128,91 @@ class Worker:
         if self._started is None:
             self._started = monotonic()
         elapsed = self.elapsed
-        if elapsed > self.order.seconds:
+        if elapsed > self.order.seconds or self._interrupted:
             self._spent = True
             raise CaseStopped
-        if elapsed > self._next_report:
-            self._next_report = elapsed + 1.0
-            report("progress", seconds=elapsed, statistics=self.statistics.to_json())
-        self.ops.append(op)
-        try:
-            lockstep.run(op)
-        except Violation as violation:
-            self._violation = violation
-            raise CaseStopped from violation
+        with self._stopping_at_trouble():
+            if elapsed > self._next_report:
+                self._next_report = elapsed + 1.0
+                self.report("progress", **self.facts())
+            self.ops.append(op)
+            try:
+                lockstep.run(op)
+            except Violation as violation:
+                self._violation = violation
+                raise CaseStopped from violation
+            if self._looks < N_LOOKS:
+                self._look(lockstep.now)
+
+    def _look(self, snapshot: Snapshot) -> None:
+        """Note the checks that cannot run on what the target shows."""
+        self._looks += 1
+        parts = HARNESS_PARTS if "kv" in self.capabilities else ("fingerprints",)
+        self._unobserved.update((check.name, check) for check in unobserved(snapshot, parts))
+
+    def interrupt(self) -> None:
+        """Come to an end after the operation at hand. May be called from a signal handler.
+
+        An exception would be swallowed where Hypothesis is called back by the garbage collector.
+        """
+        self._interrupted = True
+        if self._minimizer is not None:
+            self._minimizer.deadline = 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """What a report says of the run so far."""
+        return {
+            "seconds": self.elapsed,
+            "statistics": self.statistics.to_json(),
+            "unobserved": [[check.law, name, check.needs] for name, check in self._unobserved.items()],
+        }
 
     def fuzz(self) -> None:
         """Run cases until the budget is spent or one fails; then store and minimize the failure."""
         from kvlockstep.fuzz.machine import run_cases
 
         batch = 0
-        while not self._spent and self._violation is None:
+        while not (self._spent or self._violation or self._trouble):
             try:
                 run_cases(self, (self.order.seed << 20) + batch, n_cases=100, steps=self.order.steps)
             except (CaseStopped, FlakyStrategyDefinition):
                 # a case that stops where an earlier one went on looks to Hypothesis like a test that draws at random
-                if not self._spent and self._violation is None:
+                if not (self._spent or self._violation or self._trouble):
                     raise
             batch += 1
+        if self._trouble is not None:
+            raise self._trouble
         if self._violation is not None:
             self._settle(self._violation)
         self._count_case()
-        report("end", seconds=self.elapsed, statistics=self.statistics.to_json())
+        self.report("end", **self.facts())
 
     def _settle(self, violation: Violation) -> None:
         found_after, n_done = self.elapsed, self.statistics.done
         ops, config = tuple(self.ops), self.header.config
         signature = signature_of(violation, kind_of(ops[-1]))
         law = type(violation).__name__
-        header = replace(self._header(config), why=violation.headline, violates=law, signature=signature)
+        header = replace(self._header(config), why=as_sentence(violation.headline), violates=law, signature=signature)
         found = Trace(header, list(ops))
         out = Path(self.order.out)
+        self.report("violates", signature=signature)
         folder = store_failure(out, found, found, str(violation))
-        report("found", signature=signature, folder=str(folder), seconds=found_after, operations=n_done)
+        facts = {"signature": signature, "seconds": found_after, "operations": n_done, "found_len": len(ops)}
+        self.report("found", folder=str(folder), text=str(violation), **facts)
 
-        minimizer = Minimizer(config, ops, self.factory, signature, seconds=self.order.minimize_seconds)
-        finished = minimizer.run()
-        again = self._violation_of(minimizer.config, minimizer.ops) or violation
-        shortest = Trace(replace(header, config=minimizer.config, why=again.headline), list(minimizer.ops))
+        seconds = self.order.minimize_seconds
+        minimizer = self._minimizer = Minimizer(config, ops, self.factory, signature, seconds=seconds)
+        if self._interrupted:
+            minimizer.deadline = 0.0
+        ending = "minimized" if minimizer.run() else "interrupted" if self._interrupted else "time ran out"
+        again = self._violation_of(minimizer.config, minimizer.ops)
+        if again is None or signature_of(again, kind_of(minimizer.ops[-1])) != signature:
+            ending, again = "did not fail again", violation
+        shortest = Trace(replace(header, config=minimizer.config, why=as_sentence(again.headline)), list(minimizer.ops))
         text = str(again)
         folder = store_failure(out, shortest, found, text)
-        report(
-            "failure",
-            signature=signature,
-            folder=str(folder),
-            text=text,
-            law=law,
-            seconds=found_after,
-            operations=n_done,
-            found_len=len(ops),
-            minimized_len=len(minimizer.ops),
-            minimized_fully=finished,
-        )
+        facts |= {"text": text, "law": law, "minimized_len": len(minimizer.ops), "ending": ending}
+        self.report("failure", folder=str(folder), **facts)
 
     def _violation_of(self, config: CacheConfig, ops: Sequence[Op]) -> Violation | None:
         """Run the minimized trace once more, for a text with its own numbers."""
@@ -165,34 +225,57 @@ class Worker:
         return None
 
 
-def report(event: str, **facts: Any) -> None:
-    """Write one JSON line to standard output, apart from what a target may have printed without ending its line."""
-    sys.stdout.write("\n" + json.dumps({"event": event, **facts}) + "\n")
-    sys.stdout.flush()
+def take_over_stdout() -> Report:
+    """Keep standard output for reports, and let all else that is printed in this process go to standard error."""
+    stream = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def report(event: str, **facts: Any) -> None:
+        stream.write(json.dumps({"event": event, **facts}) + "\n")
+        stream.flush()
+
+    return report
+
+
+def _end_with(parent: int) -> None:
+    """Interrupt this process once its parent is gone, so that it stores what it has; then end it, heeded or not."""
+    while os.getppid() == parent:
+        sleep(0.5)
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    signal.pthread_kill(main_thread, signal.SIGINT)
+    sleep(ENDING_S)
+    os._exit(1)
 
 
 def main(argument: str) -> int:
-    """Follow one order. Return 0 however the run ended; what was found is in the reports."""
-    order = Order(**json.loads(argument))
+    """Follow one order. Return 0 however the run ended, if it could say so; what was found is in the reports."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    report = take_over_stdout()
+    try:
+        _follow(Order(**json.loads(argument)), report)
+    except (BrokenPipeError, KeyboardInterrupt):
+        return 1  # nobody listens any more, or it was ended before it began
+    return 0
+
+
+def _follow(order: Order, report: Report) -> None:
     try:
         choose_lane(order.lane)
-        worker = Worker(order, factory_for(order.target, order.fault))
-    except TargetUnusable as error:
-        report("unusable", text=str(error))
-        return 0
-    report("ready", lane=worker.lane, order=asdict(order))
-    try:
+        worker = Worker(order, factory_for(order.target, order.fault), report)
+        signal.signal(signal.SIGINT, lambda number, frame: worker.interrupt())
+        report("ready", lane=worker.lane, capabilities=sorted(worker.capabilities))
         worker.fuzz()
     except TargetUnusable as error:
         report("unusable", text=str(error))
-    except KeyboardInterrupt:
-        report("end", seconds=worker.elapsed, statistics=worker.statistics.to_json())
+    except BrokenPipeError:
+        raise
     except OSError as error:
         report("broken", text=f"could not write {error.filename or order.out}: {error.strerror or error}")
     except Exception as error:
         traceback.print_exc()
         report("broken", text=f"the harness failed in worker {order.name}: {type(error).__name__}: {error}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -95,7 +95,9 @@ def test_snapshot_shows_what_can_be_seen():
         row_generations=[0, 0, 1],
         requests=[RequestView("r0", "RUNNING", 2, 3, 3, anchor=0, row=1)],
         nodes=[
-            NodeView(0, ROOT, NS, [1, 2], {FULL: [2, 3]}, lock_ref=1, stamp=4, created=2, hits=2, priority=0),
+            NodeView(
+                0, ROOT, NS, [1, 2], {FULL: [2, 3]}, lock_ref=1, stamp=4, created=2, hits=2, priority=0, children=[]
+            ),
         ],
         evictable_nodes=[],
         root_lock_ref=0,

@@ -1,0 +1,129 @@
+"""The lanes `torch` and `interpret` agree bit for bit: the same traces, the same digests of rows, pool and write sets.
+
+The traces are drawn here from fixed seeds on the reference, so they are the same on every machine; the stored
+regressions come on top. A lane is fixed once a process, so each lane runs all traces in a process of its own,
+both at the same time.
+
+Not verified here: that either lane is right (the lockstep says so on each by itself), and the lane `cuda`.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvlockstep.fuzz.config import CacheConfig
+from kvlockstep.fuzz.lockstep import Lockstep
+from kvlockstep.fuzz.machine import run_cases
+from kvlockstep.fuzz.registry import factory_for
+from kvlockstep.fuzz.trace import Header, Trace, write_trace
+
+N_TRACES = 200
+STEPS = 24
+REGRESSIONS = Path(__file__).resolve().parents[1] / "regressions"
+FAULT = "kernel-value-of-first-layer"
+N_WITH_FAULT = 6
+LANES = ("torch", "interpret")
+RUN = """
+import json, sys
+from pathlib import Path
+from kvlockstep.fuzz.registry import choose_lane, factory_for
+from kvlockstep.fuzz.replay import run_ops
+from kvlockstep.fuzz.trace import read_trace
+lane, fault, n_with_fault, *paths = sys.argv[1:]
+choose_lane(lane)
+for name, chosen in ((None, paths), (fault, paths[: int(n_with_fault)])):
+    factory = factory_for("gpu_impl", name)
+    for path in chosen:
+        trace = read_trace(path)
+        run = run_ops(trace.header.config, trace.ops, factory, digest=True)
+        print(json.dumps([name, Path(path).name, [run.signature, run.statistics.done, run.digest]]))
+print(json.dumps(["ran on", factory(trace.header.config).lane]))
+"""
+
+
+class Collector:
+    """A case that keeps what it ran."""
+
+    config = None
+
+    def __init__(self):
+        self.factory = factory_for("reference")
+        self.capabilities = self.factory(CacheConfig()).capabilities
+        self.traces = []
+
+    def start(self, config):
+        self.traces.append(Trace(Header(config, target="gpu_impl"), []))
+        return Lockstep(config, self.factory(config))
+
+    def run(self, lockstep, op):
+        self.traces[-1].ops.append(op)
+        lockstep.run(op)
+
+
+def random_traces():
+    """Draw until there are enough that differ; the first cases of a seed are alike."""
+    collector = Collector()
+    for seed in range(20):
+        run_cases(collector, seed, n_cases=60, steps=STEPS + 1)  # the first step of a case draws its config
+        distinct = {(t.header.config, tuple(t.ops)): t for t in collector.traces if len(t.ops) == STEPS}
+        if len(distinct) >= N_TRACES:
+            return list(distinct.values())[:N_TRACES]
+    raise AssertionError(f"twenty seeds gave only {len(distinct)} traces")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What each lane said of each trace: lane -> (fault, file) -> signature, operations done, digest."""
+    folder = tmp_path_factory.mktemp("traces")
+    paths = []
+    for number, trace in enumerate(random_traces()):
+        paths.append(folder / f"random-{number:03}.jsonl")
+        write_trace(paths[-1], trace)
+    paths += sorted(REGRESSIONS.glob("*.jsonl"))
+    processes = {
+        lane: subprocess.Popen(
+            [sys.executable, "-c", RUN, lane, FAULT, str(N_WITH_FAULT), *map(str, paths)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for lane in LANES
+    }
+    results = {}
+    for lane, process in processes.items():
+        out, err = process.communicate(timeout=240)
+        assert process.returncode == 0, err
+        *lines, last = map(json.loads, out.splitlines())
+        assert last == ["ran on", lane]
+        results[lane] = {(fault, name): said for fault, name, said in lines}
+    return results
+
+
+def test_both_lanes_ran_all_traces_and_they_did_something(results):
+    for lane in LANES:
+        names = [name for fault, name in results[lane] if fault is None]
+        n_done = sum(done for (fault, _), (_, done, _) in results[lane].items() if fault is None)
+
+        assert len([name for name in names if name.startswith("random-")]) == N_TRACES
+        assert len(names) == N_TRACES + len(list(REGRESSIONS.glob("*.jsonl")))
+        assert n_done > 0.8 * N_TRACES * STEPS
+    assert len({digest for _, _, digest in results["torch"].values()}) > 0.95 * N_TRACES
+
+
+def test_lanes_give_equal_digests_and_break_no_law(results):
+    plain = {lane: {name: said for (fault, name), said in results[lane].items() if fault is None} for lane in LANES}
+
+    assert {name: said for name, said in plain["torch"].items() if said[0] is not None} == {}
+    assert [name for name, said in plain["torch"].items() if said != plain["interpret"][name]] == []
+
+
+def test_kernel_that_differs_on_one_lane_is_seen(results):
+    """The fault is in kernel source: the twins that `torch` runs do not have it."""
+    with_fault = {lane: {name: said for (fault, name), said in results[lane].items() if fault} for lane in LANES}
+
+    assert len(with_fault["torch"]) == N_WITH_FAULT
+    assert with_fault["torch"] == {name: results["torch"][None, name] for name in with_fault["torch"]}
+    assert [name for name, said in with_fault["interpret"].items() if said != with_fault["torch"][name]]
