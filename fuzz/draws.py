@@ -152,7 +152,8 @@ class Draws:
     def _item(self, name: str, how: int, drafts: int) -> AllocItem:
         left = self._unknown_left(name)
         size = self.config.page_size
-        known = {30: left + 1, 1: 1, 2: size - 1, 3: size, 4: size + 1}.get(how, left)
+        chunks = (1, size - 1, size, size + 1)
+        known = left + 1 if how == 30 else chunks[how % 4] if 1 <= how <= 8 else left
         known = max(1, known if how == 30 else min(known, left))
         guessed: list[int] = []
         if known == left and "drafts" in self.capabilities:

@@ -162,7 +162,7 @@ class Lockstep:
             model_value = getattr(self.model, kind)(*arguments)
 
         value = self._call_target(op, seen)
-        seen.now = self.now = cast(Snapshot, self._guarded(self.target.snapshot))
+        seen.now = self.now = self._snapshot()
         self._update_holds(op, seen, value)
         if lands and seen.refused is None:
             if _rows_shown(seen.now) is not None:
@@ -222,6 +222,12 @@ class Lockstep:
         elif isinstance(op, Peek | Match):
             seen.matched_len = cast(int, value)
         return value
+
+    def _snapshot(self) -> Snapshot:
+        snapshot = self._guarded(self.target.snapshot)
+        if not isinstance(snapshot, Snapshot):
+            raise OutcomeDiffers("snapshot returned no Snapshot", [(self.target.name, repr(snapshot)[:200])], ("type",))
+        return snapshot
 
     def _guarded(self, call: Callable[..., object], *arguments: object) -> object:
         try:

@@ -28,10 +28,10 @@ WEIGHTS = {
     "submit": 2,
     "release": 2,
     "retract": 1,
-    "peek": 1,
-    "evict": 1,
+    "peek": 2,
+    "evict": 2,
     "abort": 1,
-    "reset": 1,
+    "reset": 2,
 }
 
 PAGE_SIZES = (1, 2, 3, 4, 16)

@@ -71,7 +71,7 @@ class ModelRunner:
         self.target = target
         self.written: dict[int, int] = {}
         self._all_slots = list(range(n_slots))
-        self.pool_expected = target.read_slots(self._all_slots) if target else None
+        self.pool_expected = self.read_pool()
         self._states: dict[str, int] = {}
         self._fingerprints: dict[str, list[int]] = {}
         self._passes: dict[str, Pass] = {}
@@ -107,11 +107,12 @@ class ModelRunner:
         """
         landed = self._passes.pop(name)
         self.written.update(zip(landed.slots, landed.values, strict=True))
-        if self.target is None or self.pool_expected is None:
+        if self.target is None:
             return
         self.target.write_kv(landed.slots, landed.values)
-        for slot, value in zip(landed.slots, landed.values, strict=True):
-            self.pool_expected[slot] = value
+        if self.pool_expected is not None:
+            for slot, value in zip(landed.slots, landed.values, strict=True):
+                self.pool_expected[slot] = value
 
     def read_rows(self, live: dict[str, RequestFacts]) -> list[Read]:
         """Read ``[0, committed_len)`` of every live row back through the cache's gather path."""
@@ -125,8 +126,10 @@ class ModelRunner:
         return reads
 
     def read_pool(self) -> list[int] | None:
-        """Read every slot of the pool, the padding page's included."""
-        return self.target.read_slots(self._all_slots) if self.target else None
+        """Read every slot of the pool, the padding page's included; None if the target has no ``read_slots``."""
+        if self.target is None or not hasattr(self.target, "read_slots"):
+            return None
+        return self.target.read_slots(self._all_slots)
 
 
 def flat(lists: Sequence[Sequence[int]]) -> list[int]:

@@ -65,7 +65,7 @@ def print_run(console: Console, states: Sequence[WorkerState]) -> None:
 def _print_operations(console: Console, total: Statistics) -> None:
     """Print how the operations of each kind ended; on a narrow terminal the reasons stand below the table."""
     narrow = console.width < NARROW
-    table = _table("operations by outcome", ["operation", "done", "refused"])
+    table = _table("operations by outcome", ["operation", "done", "refused"], wrap=False)
     if not narrow:
         table.add_column("refused because", overflow="fold")
     below = []
@@ -103,11 +103,11 @@ def _facts_of(state: WorkerState) -> dict[str, str]:
     }
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
-    """Make a table whose first column is text and whose others are numbers."""
+def _table(title: str, columns: Sequence[str], *, wrap: bool = True) -> Table:
+    """Make a table of text in the first column, which may ``wrap`` on a narrow terminal, and numbers in the others."""
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", no_wrap=bool(i), overflow="fold")
+        table.add_column(column, justify="right" if i else "left", no_wrap=i > 0 or not wrap, overflow="fold")
     return table
 
 
@@ -137,7 +137,9 @@ ENDINGS = {
 
 def print_hunts(console: Console, faults: Sequence[Fault], hunts: Sequence[Hunt]) -> None:
     """Print one line a fault: the law that named it, and what its slowest seed cost."""
-    table = _table("faults, slowest of their seeds", ["fault", "caught", "operations", "seconds", "minimized to"])
+    table = _table(
+        "faults, slowest of their seeds", ["fault", "caught", "operations", "seconds", "minimized to"], wrap=False
+    )
     table.add_column("named by", overflow="fold")
     for fault in faults:
         of_fault = [hunt for hunt in hunts if hunt.fault == fault.name]

@@ -14,7 +14,7 @@ from kvlockstep.fuzz.targets.base import KvTarget, Target
 from kvlockstep.fuzz.trace_bounds import LANES
 from kvlockstep.invariants import FULL, PoolView, Snapshot
 
-_KV_METHODS = ("write_kv", "read_kv", "read_slots")
+_KV_METHODS = ("write_kv", "read_kv")  # and read_slots, without which law 9 is not observed
 _METHODS = tuple(name for name in vars(Target) if not name.startswith("_") and callable(getattr(Target, name)))
 _SNAPSHOT_LISTS = ("rows", "free_rows", "row_generations", "requests", "nodes", "evictable_nodes")
 _POOL_LISTS = ("free_pages", "page_generations")
@@ -84,8 +84,10 @@ def _defect_of_snapshot(snapshot: object, config: CacheConfig) -> str | None:
 
 
 def _defect_of_pool(target: Any, config: CacheConfig) -> str | None:
-    if "kv" not in target.capabilities:
+    if "kv" not in target.capabilities or not hasattr(target, "read_slots"):
         return None
+    if (defect := _uncallable("read_slots", target.read_slots)) is not None:
+        return defect
     values = target.read_slots(list(range(config.n_slots)))
     if not isinstance(values, list) or len(values) != config.n_slots or not all(type(v) is int for v in values):
         return f"read_slots of all {config.n_slots} slots returned {_kind(values)}, expected as many plain ints"

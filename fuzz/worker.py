@@ -87,6 +87,9 @@ class Worker:
         self._interrupted = False
         self._unobserved: dict[str, Check] = {}
         self._looks = 0
+        self._parts_missing = [] if "kv" in self.capabilities else ["reads", "pool"]
+        if not hasattr(probe, "read_slots"):
+            self._parts_missing.append("pool")
         self._spent = False
 
     def _header(self, config: CacheConfig) -> Header:
@@ -147,7 +150,7 @@ class Worker:
     def _look(self, snapshot: Snapshot) -> None:
         """Note the checks that cannot run on what the target shows."""
         self._looks += 1
-        parts = HARNESS_PARTS if "kv" in self.capabilities else ("fingerprints",)
+        parts = [part for part in HARNESS_PARTS if part not in self._parts_missing]
         self._unobserved.update((check.name, check) for check in unobserved(snapshot, parts))
 
     def interrupt(self) -> None:

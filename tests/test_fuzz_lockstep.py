@@ -30,7 +30,7 @@ from kvlockstep.fuzz.targets.reference import ReferenceTarget
 from kvlockstep.fuzz.targets.wrong import WRONG
 from kvlockstep.invariants import FULL, Violation
 from kvlockstep.invariants.agreement import ChoiceIllegal, OutcomeDiffers, RequestsDiffer, TreeDiffers
-from kvlockstep.invariants.content import MatchedUncommitted
+from kvlockstep.invariants.content import ContentWrong, MatchedUncommitted
 from kvlockstep.invariants.in_flight import InFlightDisturbed
 from kvlockstep.invariants.ownership import PageLeaked
 from kvlockstep.invariants.promises import AllocPromiseBroken, EvictReportWrong, RefusalChangedState
@@ -437,6 +437,36 @@ def test_anything_a_target_raises_is_a_violation_with_its_type_as_role(method, e
         run_all(lockstep, started("r0", (1,)))
     assert caught.value.roles == (error.__name__,)
     assert dict(caught.value.facts)["raised at"].endswith("in fail")
+
+
+def test_snapshot_of_another_type_is_named_when_the_first_one_was_right():
+    target = ReferenceTarget(CONFIG)
+    lockstep = Lockstep(CONFIG, target)
+    target.snapshot = dict
+
+    with pytest.raises(OutcomeDiffers, match="snapshot returned no Snapshot"):
+        run_all(lockstep, started("r0", (1,)))
+
+
+class ReadsRowsOnly(ReferenceTarget):
+    """Promises "kv" and has no way to read a slot that stands in no row."""
+
+    @property
+    def read_slots(self):
+        raise AttributeError("read_slots")
+
+    def read_kv(self, row, length):
+        return [self.kv[slot] for slot in self.cache.rows.slots(row, 0, length)]
+
+
+class ReadsRowsWrong(ReadsRowsOnly):
+    def read_kv(self, row, length):
+        return [value ^ 1 for value in super().read_kv(row, length)]
+
+
+def test_pool_that_cannot_be_read_leaves_the_reads_through_rows():
+    assert run_ops(CONFIG, started("r0", (1, 2)), ReadsRowsOnly).violation is None
+    assert type(raised_by(started("r0", (1, 2)), ReadsRowsWrong)) is ContentWrong
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])

@@ -42,7 +42,7 @@ KERNEL_FAULTS = (
         module="kernels.py",
         old="        (n_runs - 1).bit_length(),\n",
         new="        n_runs.bit_length() - 1,\n",
-        laws=("WriteSlotIllegal", "WriteSlotRepeated"),
+        laws=("WriteSlotIllegal", "WriteSlotRepeated", "PageLeaked"),
         lane="interpret",
     ),
 )
