@@ -6,7 +6,7 @@ deletion work. The best trace so far is handed to ``save`` whenever it gets bett
 search loses nothing and a later one goes on from there.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -81,6 +81,11 @@ class Minimizer:
             self.save(self.config, self.ops)
         return True
 
+    def _accept_in_less_room(self, ops: Ops, pages: Sequence[int]) -> bool:
+        """Try with so many pages less: where the failure needs a full pool, less to hold needs a smaller one."""
+        sizes = [self.config.n_pages - fewer for fewer in pages if fewer < self.config.n_pages]
+        return any(self._accept(replace(self.config, n_pages=size), ops) for size in sizes)
+
     def _split_names(self) -> None:
         """Give a later request of the same name a name of its own: then the earlier one need not end first."""
         submitted: set[str] = set()
@@ -100,7 +105,7 @@ class Minimizer:
         for name in sorted({name for op in self.ops for name in named_requests(op)}):
             kept = tuple(without for op in self.ops if (without := _without(op, name)) is not None)
             if kept != self.ops:
-                self._accept(self.config, kept)
+                self._accept_in_less_room(kept, (0, 1, 2, 3, 4, 6, 8))
 
     def _drop_chunks(self) -> None:
         size = max(1, len(self.ops) // 2)
@@ -133,7 +138,8 @@ class Minimizer:
             cut = 64 * self.config.page_size
             while cut:
                 shorter = _shortened(self.ops, name, cut)
-                if shorter is None or not self._accept(self.config, shorter):
+                pages = cut // self.config.page_size
+                if shorter is None or not self._accept_in_less_room(shorter, sorted({0, pages, pages + 1})):
                     cut //= 2
 
     def _shrink(self) -> None:

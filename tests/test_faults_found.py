@@ -12,21 +12,19 @@ from kvlockstep.fuzz.faults.hunt import hunt
 
 SECONDS = 60.0
 MINIMIZE_SECONDS = 2.0
-SHORT = 20
-"""Operations that a minimized trace may have; two seconds do not always reach the shortest one."""
 
 
-def assert_caught_and_made_short(fault, found):
+def assert_caught_and_not_made_longer(fault, found):
+    """How short it gets depends on the load in these two seconds; ``test_fuzz_minimize.py`` pins that."""
     assert found.trouble is None
     assert found.caught, f"{found.law or 'nothing'} named it after {found.operations} operations, expected {fault.laws}"
     assert found.minimized_len <= found.found_len
-    assert found.minimized_len <= SHORT
 
 
 def hunt_for(fault):
     @pytest.mark.parametrize("seed", range(3), ids="seed{}".format)
     def test(seed):
-        assert_caught_and_made_short(fault, hunt(fault, seed, SECONDS, MINIMIZE_SECONDS))
+        assert_caught_and_not_made_longer(fault, hunt(fault, seed, SECONDS, MINIMIZE_SECONDS))
 
     return test
 

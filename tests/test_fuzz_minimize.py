@@ -226,3 +226,22 @@ def test_config_that_the_target_cannot_be_built_for_is_passed_over():
 
     assert search.run()
     assert (search.config.page_size, search.config.n_pages, len(search.ops)) == (2, 1, 5)
+
+
+class EvictsNewest(ReferenceTarget):
+    def __init__(self, config):
+        super().__init__(config)
+        self.cache.policy = "mru"
+
+
+def test_minimizer_takes_pages_away_with_the_request_that_filled_them():
+    """Without one of four prompts the pool is no longer full, and nothing is evicted, unless it shrinks too."""
+    ops = [op for i in range(4) for op in [*started(f"r{i}", (i, i)), Release(f"r{i}")]]
+    ops += started("r4", (9, 9))[:3]
+    config = CacheConfig(page_size=2, n_pages=4, n_rows=1, max_context_len=4)
+    signature, steps = failing_signature(config, ops, EvictsNewest)
+    search = Minimizer(config, tuple(ops), EvictsNewest, signature, seconds=60)
+
+    assert (signature, steps) == ("OutcomeDiffers.alloc.victims", len(ops))
+    assert search.run()
+    assert (len(search.ops), search.config.n_pages) == (13, 2)
