@@ -54,6 +54,7 @@ class Minimizer:
             self._simplify,
             self._shorten_prompts,
             self._shrink,
+            self._relabel,
         )
         while size != (size := self._size()):
             for reduce in reductions:
@@ -96,7 +97,7 @@ class Minimizer:
             if op.request in submitted:
                 used = {name for other in self.ops for name in named_requests(other)}
                 fresh = next(name for i in range(len(used) + 1) if (name := f"r{i}") not in used)
-                later = tuple(_renamed(other, op.request, fresh) for other in self.ops[index:])
+                later = tuple(_with_names(other, {op.request: fresh}) for other in self.ops[index:])
                 if self._accept(self.config, self.ops[:index] + later):
                     submitted.add(fresh)
             submitted.add(op.request)
@@ -142,6 +143,19 @@ class Minimizer:
                 if shorter is None or not self._accept_in_less_room(shorter, sorted({0, pages, pages + 1})):
                     cut //= 2
 
+    def _relabel(self) -> None:
+        """Name requests ``r0``, ``r1`` and tokens 1, 2 in the order in which they appear."""
+        names = dict.fromkeys(name for op in self.ops for name in named_requests(op))
+        new_names = {name: f"r{i}" for i, name in enumerate(names)}
+        self._accept_other(tuple(_with_names(op, new_names) for op in self.ops))
+        tokens = dict.fromkeys(token for op in self.ops for token in _tokens_of(op))
+        new_tokens = {token: i for i, token in enumerate(tokens, start=1)}
+        self._accept_other(tuple(_with_tokens(op, new_tokens) for op in self.ops))
+
+    def _accept_other(self, ops: Ops) -> None:
+        if ops != self.ops:
+            self._accept(self.config, ops)
+
     def _shrink(self) -> None:
         """Take each plainer value that still fails; of a size the smallest that does."""
         for name, value in list(_plainer_values(self.config)):
@@ -160,12 +174,38 @@ def _without(op: Op, name: str) -> Op | None:
     return None if name in named_requests(op) else op
 
 
-def _renamed(op: Op, old: str, new: str) -> Op:
+def _with_names(op: Op, names: dict[str, str]) -> Op:
+    """Replace request names; one that is not in ``names`` stays."""
     if isinstance(op, Alloc):
-        return Alloc(tuple(replace(item, request=new) if item.request == old else item for item in op.batch))
-    if isinstance(op, Evict | Reset) or op.request != old:
+        return Alloc(tuple(replace(item, request=names.get(item.request, item.request)) for item in op.batch))
+    if isinstance(op, Evict | Reset):
         return op
-    return replace(op, request=new)
+    return replace(op, request=names.get(op.request, op.request))
+
+
+def _tokens_of(op: Op) -> tuple[int, ...]:
+    match op:
+        case Submit(tokens=tokens):
+            return tokens
+        case Alloc(batch):
+            return tuple(token for item in batch for token in item.drafts)
+        case Commit(sampled=sampled):
+            return sampled
+        case _:
+            return ()
+
+
+def _with_tokens(op: Op, tokens: dict[int, int]) -> Op:
+    """Replace tokens; every one of the operation is in ``tokens``."""
+    match op:
+        case Submit():
+            return replace(op, tokens=tuple(tokens[token] for token in op.tokens))
+        case Alloc(batch):
+            return Alloc(tuple(replace(i, drafts=tuple(tokens[token] for token in i.drafts)) for i in batch))
+        case Commit():
+            return replace(op, sampled=tuple(tokens[token] for token in op.sampled))
+        case _:
+            return op
 
 
 def _simpler(op: Op) -> Iterator[Op]:

@@ -124,7 +124,7 @@ def test_prompts_numbers_and_config_are_minimized_too():
     search = minimizer_of(NOISY, wrong.LeaksOnAbort)
 
     assert search.run()
-    assert search.ops == (*started("r2", (1,))[:3], Commit("r2", 0), Abort("r2"))
+    assert search.ops == (*started("r0", (1,))[:3], Commit("r0", 0), Abort("r0"))
     shape = search.config
     assert (shape.page_size, shape.n_pages, shape.n_rows, shape.max_context_len, shape.layers) == (1, 1, 1, 1, 1)
 
@@ -245,3 +245,12 @@ def test_minimizer_takes_pages_away_with_the_request_that_filled_them():
     assert (signature, steps) == ("OutcomeDiffers.alloc.victims", len(ops))
     assert search.run()
     assert (len(search.ops), search.config.n_pages) == (13, 2)
+
+
+def test_minimizer_names_requests_and_tokens_in_order_of_appearance():
+    ops = [*started("r5", (9, 4, 9)), Release("r5"), *started("r2", (9, 7)), Abort("r2")]
+    signature, _ = failing_signature(CONFIG, ops, wrong.LeaksOnAbort)
+    search = Minimizer(CONFIG, tuple(ops), wrong.LeaksOnAbort, signature, seconds=60)
+
+    assert search.run()
+    assert search.ops == (Submit("r0", (1,)), Match("r0"), Alloc((AllocItem("r0", 1),)), Commit("r0", 0), Abort("r0"))
