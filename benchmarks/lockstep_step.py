@@ -60,9 +60,9 @@ class MeasuredCase:
 
 
 def busy_cache() -> Iterator[Op]:
-    """Publish eight prompts of four pages, and leave four requests running on prompts of two."""
-    for i in range(12):
-        name, length = f"r{i % 4}", 64 if i < 8 else 32
+    """Publish eight prompts of four pages, and leave five requests running on prompts of two."""
+    for i in range(13):
+        name, length = f"r{i % 5}", 64 if i < 8 else 32
         yield Submit(name, tuple(token_at(100 + i, pos) for pos in range(length)))
         yield Match(name)
         yield Alloc((AllocItem(name, length),))

@@ -38,7 +38,7 @@ class PlainProgress:
             rate = state.statistics.done / state.seconds if state.seconds else 0.0
             parts.append(f"{state.order.name} {state.stage} {state.statistics.done:,} done ({rate:,.0f}/s)")
         spent = max((state.seconds for state in states), default=0.0)
-        self.console.print(f"{spent:4.0f}/{self.seconds:g} s  " + "  ".join(parts), highlight=False)
+        self.console.print(f"{spent:4.0f}/{self.seconds:g} s  " + "  ".join(parts), highlight=False, soft_wrap=True)
 
 
 def print_run(console: Console, states: Sequence[WorkerState]) -> None:
