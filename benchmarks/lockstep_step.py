@@ -13,7 +13,7 @@ import argparse
 import gc
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from statistics import median
 from time import perf_counter
 
@@ -51,6 +51,13 @@ class MeasuredCase:
         self.start_seconds += perf_counter() - started
         return lockstep
 
+    def without_starts(self, call: Callable[..., None], *arguments: object) -> float:
+        """Time a call, less what filling the caches of its cases took; both machines start their cases alike."""
+        gc.collect()
+        before, started = self.start_seconds, perf_counter()
+        call(*arguments)
+        return perf_counter() - started - (self.start_seconds - before)
+
     def run(self, lockstep: Lockstep, op: Op) -> None:
         outcome = lockstep.run(op)
         self.steps += 1
@@ -80,13 +87,6 @@ class EmptyMachine(CacheMachine):
         EmptyMachine.n_steps += 1
 
 
-def timed(call: object, *arguments: object) -> float:
-    gc.collect()
-    started = perf_counter()
-    call(*arguments)  # type: ignore[operator]
-    return perf_counter() - started
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=9, help="measured pairs, after one to warm up")
@@ -98,11 +98,9 @@ def main() -> None:
     per_done, per_empty, ratios = [], [], []
     for block in range(arguments.blocks + 1):
         before = measured.done
-        before_start = measured.start_seconds
-        real_seconds = timed(run_cases, measured, block, arguments.cases, STEPS)
-        real_seconds -= measured.start_seconds - before_start
+        real_seconds = measured.without_starts(run_cases, measured, block, arguments.cases, STEPS)
         before_empty = EmptyMachine.n_steps
-        empty_seconds = timed(run_machine, empty, block, arguments.cases, STEPS)
+        empty_seconds = measured.without_starts(run_machine, empty, block, arguments.cases, STEPS)
         if block == 0:
             continue
         per_done.append(real_seconds / (measured.done - before))

@@ -13,6 +13,7 @@ from kvlockstep.fuzz.exits import BROKEN, CLEAN, CRASHED, UNKNOWN, USAGE, VIOLAT
 from kvlockstep.fuzz.failures import replay_line
 from kvlockstep.fuzz.labels import (
     LABELS,
+    VICTIM_CHOSEN,
     Label,
     draft_rejected_across_page_boundary,
     name_of,
@@ -29,6 +30,7 @@ FLOOR_UNDER_PRESSURE = 0.2
 NEEDED_CAPABILITIES: dict[Label, str] = {
     draft_rejected_across_page_boundary: "drafts",
     same_tokens_in_two_namespaces: "namespaces",
+    **{label: f"policy:{policy}" for policy, label in VICTIM_CHOSEN.items()},
 }
 """Labels that can be reached only on a target that has the capability."""
 

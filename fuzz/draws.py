@@ -45,6 +45,7 @@ NAMESPACES: tuple[Namespace, ...] = (
     (None, "abc", ()),
     ("", None, ()),
     (None, None, ("a", "b")),
+    (None, None, ("b", "a")),
     (None, None, ("ab",)),
 )
 
@@ -102,9 +103,11 @@ class Draws:
             tokens = (*tokens[:-1], LARGEST_TOKEN)
         # half of all requests live in the plain namespace, so that sharing stays the normal case
         namespace = NAMESPACES[max(0, space - len(NAMESPACES))] if "namespaces" in self.capabilities else NAMESPACES[0]
-        private = switch == 28 and "private" in self.capabilities
+        private = switch in (27, 28) and "private" in self.capabilities
         priority = switch % 4 if "priority" in self.capabilities else 0
-        if 4 <= switch < 14 and (twin := self._pick(self._in("NEW", "MATCHED", "RUNNING", "IN_FLIGHT"), family)):
+        if (4 <= switch < 14 or switch == 28) and (
+            twin := self._pick(self._in("NEW", "MATCHED", "RUNNING", "IN_FLIGHT"), family)
+        ):
             # two requests that compute one prefix at the same time: the only way to a duplicate page
             request = self.model.requests[twin]
             tokens = tuple(request.tokens[: cut or None]) + tokens[cut:]
@@ -113,11 +116,11 @@ class Draws:
 
     def peek(self, who: int) -> Op:
         name = self._pick(self._in("NEW"), who) or (NAMES[who % N_NAMES] if who % 4 == 3 else None)
-        return Peek(name) if name else self.submit(who, 2, 0, who, who, 5)
+        return Peek(name) if name else self.submit(who, 1 + who % 2, 0, who // 3, who, who)
 
     def match(self, who: int) -> Op:
         name = self._pick(self._in("NEW"), who) or (NAMES[who % N_NAMES] if who % 8 == 7 else None)
-        return Match(name) if name else self.submit(who, 1 + who % 3, who % 3 - 1, who, who, 4 + who % 8)
+        return Match(name) if name else self.submit(who, who % 3, who % 3 - 1, who // 3, who, who)
 
     def alloc(self, who: int, size: int, how: int, drafts: int) -> Op:
         limit = self.config.max_context_len if how != 28 else self.config.max_context_len + 1
@@ -129,7 +132,7 @@ class Draws:
         if how == 31:
             names = [NAMES[(who + i) % N_NAMES] for i in range(size)]
             if who % 4 == 0:
-                names = names[:1] * 2 if who % 8 else []
+                names = names + names[:1] if who % 8 else []
             return Alloc(tuple(AllocItem(name, 1 + drafts) for name in names))
         holders = [name for name, request in self.model.requests.items() if request.row is not None]
         if how < 26 and len(holders) == self.config.n_rows:
@@ -153,9 +156,11 @@ class Draws:
         left = self._unknown_left(name)
         size = self.config.page_size
         chunks = (1, size - 1, size, size + 1)
-        known = left + 1 if how == 30 else chunks[how % 4] if 1 <= how <= 8 else left
+        known = left + 1 if how == 30 else chunks[how % 4] if 1 <= how <= 12 else left
         known = max(1, known if how == 30 else min(known, left))
         guessed: list[int] = []
+        if how == 27:  # no known token, or drafts behind only some of them
+            return AllocItem(name, 1, (1,)) if drafts % 2 else AllocItem(name, left, (1,))
         if known == left and "drafts" in self.capabilities:
             request = self.model.requests[name]
             count = (0, 0, 1, size - 1, size, size + 1)[drafts % 6]
@@ -168,16 +173,19 @@ class Draws:
         flying = self._in("IN_FLIGHT")
         name = self._pick(flying, who)
         if name is None:
-            if how == 23:
+            if how == 31:
                 return Commit(NAMES[who % N_NAMES], 1)
             return self.alloc(who, how, 6 + how, token)
         request = self.model.requests[name]
         n, n_drafts = request.in_flight_n, len(request.drafts)
         known = n - n_drafts
-        kept = {23: n + 1, 1: 0, 2: known, 3: known + n_drafts // 2}.get(how, n)
+        some = known + n_drafts // 2
+        kept = {31: n + 1, 30: -1, 29: 0, 1: 0, 5: 0, 2: known, 6: known, 3: some, 7: some}.get(how, n)
         may_sample = known == len(request.tokens) - request.committed_len and kept >= known
-        if how == 4:  # no sampling after the last chunk, or a token too many
+        if how == 4:  # no sampling after the last chunk, or a token too early
             return Commit(name, kept, () if may_sample else (1,))
+        if how in (28, 29):  # two tokens, or one of a pass that is thrown away
+            return Commit(name, kept, (1,) * (30 - how))
         pos = len(request.tokens) + max(0, kept - known)
         return Commit(name, kept, (token_at(token % N_FAMILIES, pos),) if may_sample else ())
 
@@ -195,7 +203,7 @@ class Draws:
 
     def abort(self, who: int) -> Op:
         name = self._pick(list(self.model.requests), who) or (NAMES[who % N_NAMES] if who % 8 == 7 else None)
-        return Abort(name) if name else self.submit(who, 1 + who % 3, who % 3 - 1, who, who, 4 + who)
+        return Abort(name) if name else self.submit(who, who % 3, who % 3 - 1, who // 3, who, who)
 
     def retract(self, who: int, how: int) -> Op:
         if how == 23:
@@ -204,11 +212,18 @@ class Draws:
         return Retract(name, bool(how & 1)) if name else self.commit(who, 8, how)
 
     def evict(self, pages: int, delta: int) -> Op:
-        return Evict(around(pages, delta, self.config.page_size))
+        """Mostly one node, and where there is a choice: nothing else shows the order of victims."""
+        n_leaves = len(self.model.evictable_nodes())
+        if n_leaves < (2 if pages < 6 else 1) and pages < 8:
+            return self.release(pages, pages)
+        return Evict(1 if pages < 4 else around(pages - 5, delta, self.config.page_size))
 
     def reset(self, who: int) -> Op:
+        """While requests live, mostly bring one to its end; a cache that is drained again and again stays empty."""
         live = self._in("MATCHED", "RUNNING", "IN_FLIGHT")
         if not live or who == 31:
             return Reset()
+        if who % 4:
+            return self.checkpoint(who, who % 23)
         name = live[who % len(live)]
-        return Commit(name, 0) if name in self._in("IN_FLIGHT") else Release(name) if who & 1 else Abort(name)
+        return Commit(name, 0) if name in self._in("IN_FLIGHT") else Release(name) if who & 8 else Abort(name)

@@ -11,7 +11,7 @@ Not counted here: operations by outcome (``statistics.py``).
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvlockstep.fuzz.config import CacheConfig
+from kvlockstep.fuzz.config import POLICIES, CacheConfig
 from kvlockstep.invariants import FULL, ROOT, NodeView, Observation, RequestView, RowView, Snapshot
 
 
@@ -127,6 +127,23 @@ def eviction_skipped_locked_leaf(seen: Observation, memory: Memory) -> bool:
         return False  # ages, hits or priorities that are not shown
     last = max(_eviction_rank(view, memory.config.policy) for view in victims)
     return any(_eviction_rank(view, memory.config.policy) < last for view in locked)
+
+
+def _chosen_by(policy: str) -> "Label":
+    """Make the label of one policy: an eviction had to choose, so a wrong order would show."""
+
+    def victim_chosen(seen: Observation, memory: Memory) -> bool:
+        if memory.config.policy != policy or not _victims(seen):
+            return False
+        before = seen.before.nodes or []
+        parents = {view.parent for view in before}
+        return sum(view.lock_ref == 0 and view.node not in parents for view in before) > 1
+
+    victim_chosen.__name__ = f"victim_chosen_among_several_by_{policy}"
+    return victim_chosen
+
+
+VICTIM_CHOSEN = {policy: _chosen_by(policy) for policy in POLICIES}
 
 
 def _eviction_rank(view: NodeView, policy: str) -> tuple[int, int]:
@@ -268,6 +285,7 @@ LABELS: dict[Label, tuple[str, ...]] = {
     partial_last_page_at_abort: ("abort",),
     eviction_made_parent_evictable: ("alloc", "evict"),
     eviction_skipped_locked_leaf: ("alloc", "evict"),
+    **dict.fromkeys(VICTIM_CHOSEN.values(), ("alloc", "evict")),
     allocation_evicted: ("alloc",),
     out_of_pages: ("alloc",),
     out_of_rows: ("alloc",),

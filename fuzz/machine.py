@@ -26,15 +26,17 @@ WEIGHTS = {
     "checkpoint": 4,
     "match": 3,
     "submit": 2,
-    "release": 2,
+    "release": 3,
+    "evict": 3,
     "retract": 1,
     "peek": 2,
-    "evict": 2,
     "abort": 1,
-    "reset": 2,
+    "reset": 1,
 }
 
 PAGE_SIZES = (1, 2, 3, 4, 16)
+SHAPES = ((2, 1, 2), (1, 1, 3), (2, 2, 2), (3, 1, 4))
+"""Layers, KV heads and head dim: one word a slot and several, whole ones and a cut one."""
 
 
 class Case(Protocol):
@@ -53,15 +55,19 @@ def draw_config(
 ) -> CacheConfig:
     """Turn small integers into a config: pools so small that eviction, refusal and reuse are the normal case."""
     page_size = PAGE_SIZES[page]
+    layers, kv_heads, head_dim = SHAPES[switches // 12 % len(SHAPES)]
     policies = sorted(name.removeprefix("policy:") for name in capabilities if name.startswith("policy:"))
     return CacheConfig(
         page_size=page_size,
-        n_pages=3 + pages + (8 if page_size == 1 else 0),
+        n_pages=3 + pages * 3 // 2 + (8 if page_size == 1 else 0),
         n_rows=1 + rows,
         max_context_len=max(2, page_size * (3 + context // 3) + context % 3 - 1 + (4 if page_size < 3 else 0)),
         policy=policies[policy % len(policies)] if policies else "lru",
         key_units="bigram" if "bigram" in capabilities and switches % 4 == 0 else "token",
-        prefix_sharing=not ("no_sharing" in capabilities and switches % 16 == 5),
+        prefix_sharing=not ("no_sharing" in capabilities and switches % 16 in (5, 8)),
+        layers=layers,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         dtype=("float16", "bfloat16", "float32")[switches % 3],
     )
 
@@ -109,12 +115,12 @@ _RULES: dict[str, dict[str, Any]] = {
     "peek": {"who": who},
     "match": {"who": who},
     "alloc": {"who": who, "size": st.integers(0, 5), "how": st.integers(0, 31), "drafts": small},
-    "commit": {"who": who, "how": st.integers(0, 23), "token": st.integers(0, N_FAMILIES - 1)},
+    "commit": {"who": who, "how": st.integers(0, 31), "token": st.integers(0, N_FAMILIES - 1)},
     "checkpoint": {"who": who, "how": st.integers(0, 23)},
     "release": {"who": who, "how": st.integers(0, 23)},
     "abort": {"who": who},
     "retract": {"who": who, "how": st.integers(0, 23)},
-    "evict": {"pages": st.integers(0, 5), "delta": st.integers(-1, 1)},
+    "evict": {"pages": st.integers(0, 8), "delta": st.integers(-1, 1)},
     "reset": {"who": st.integers(0, 31)},
 }
 

@@ -55,7 +55,7 @@ class Order:
     name: str
     fault: str | None = None
     minimize_seconds: float = 30.0
-    steps: int = 60  # operations in a case, at most
+    steps: int = 90  # operations in a case, at most
 
 
 class CaseStopped(BaseException):

@@ -134,6 +134,10 @@ REACH = [
         [*published("r1", (2, 2, 9), priority=3), *running("r0", (1, 1, 9)), Checkpoint("r0"), Evict(1)],
         replace(PAGES_OF_2, policy="priority"),
     ),
+    *(
+        Case(label, "two leaves", [*FORK, Evict(1)], replace(PAGES_OF_2, policy=policy))
+        for policy, label in labels.VICTIM_CHOSEN.items()
+    ),
     Case(labels.allocation_evicted, "full pool", [*ONE_EDGE, *flying("r1", (7,) * 5)], FOUR_PAGES),
     Case(labels.out_of_pages, "all held", [*running("r0", (1,) * 6), *flying("r1", (2,) * 3)], FOUR_PAGES),
     Case(
@@ -270,6 +274,15 @@ MISS = [
         "priority, the locked one is higher",
         [*running("r0", (1, 1, 9), priority=1), Checkpoint("r0"), *published("r1", (2, 2, 9)), Evict(1)],
         replace(PAGES_OF_2, policy="priority"),
+    ),
+    *(
+        Case(label, what, [*ops, Evict(1)], replace(PAGES_OF_2, policy=policy))
+        for policy, label in labels.VICTIM_CHOSEN.items()
+        for what, ops in (("one leaf", ONE_EDGE), ("the other leaf locked", LOCKED_LAST), ("no leaf", []))
+    ),
+    *(
+        Case(label, "another policy", [*FORK, Evict(1)], replace(PAGES_OF_2, policy=other))
+        for (_, label), other in zip(labels.VICTIM_CHOSEN.items(), ["mru", "lru", *["mru"] * 5], strict=True)
     ),
     Case(labels.allocation_evicted, "room", [*ONE_EDGE, *flying("r1", (7,) * 4)], FOUR_PAGES),
     Case(labels.allocation_evicted, "refused", [*running("r0", (1,) * 6), *flying("r1", (2,) * 3)], FOUR_PAGES),

@@ -30,9 +30,12 @@ def good_statistics(done=20_000, cases=100):
     return statistics
 
 
+CAPABILITIES = sorted(set(NEEDED_CAPABILITIES.values()))
+
+
 def worker(lane="torch", **known):
     order = Order("gpu_impl", lane, 60.0, 0, "out", lane or "worker")
-    usual = {"statistics": good_statistics(), "ended": True, "capabilities": ["drafts", "namespaces"]}
+    usual = {"statistics": good_statistics(), "ended": True, "capabilities": CAPABILITIES}
     return WorkerState(order, lane, **{**usual, **known})
 
 
@@ -209,7 +212,7 @@ def test_label_that_was_never_reached_is_unknown(label):
 def test_label_that_needs_what_the_target_lacks_is_not_required(label, capability):
     statistics = good_statistics()
     del statistics.labels[name_of(label)]
-    others = sorted({"drafts", "namespaces"} - {capability})
+    others = sorted({*CAPABILITIES} - {capability})
 
     assert verdict_of([worker(statistics=statistics, capabilities=others)], 60.0).code == CLEAN
 

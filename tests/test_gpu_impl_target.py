@@ -1,5 +1,6 @@
 """The driver of `gpu_impl`: fingerprints through the cache's own paths, snapshots, and altered copies."""
 
+import itertools
 import random
 import shutil
 import sys
@@ -14,7 +15,7 @@ from kvlockstep import gpu_impl
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.ops import AllocItem
 from kvlockstep.fuzz.targets.base import KvTarget, Target
-from kvlockstep.fuzz.targets.gpu_impl import GpuImplTarget, make
+from kvlockstep.fuzz.targets.gpu_impl import GpuImplTarget, make, plane_of
 from kvlockstep.invariants import FULL, ROOT
 
 SPACE = ("lora-a", None, ("img",))
@@ -78,10 +79,29 @@ def test_read_names_the_first_plane_that_disagrees(shape):
         target, write_set, values = filled(*shape)
         bits = target._cache.device.kv_pool.view(torch.int32 if dtype == "float32" else torch.int16)
         bits[plane // 2, plane % 2, write_set[4], kv_heads - 1, head_dim - 1] ^= 1
-        expected = [*values[:4], -1 - plane, *values[5:]]
+        read = target.read_kv(target.snapshot().rows[0].row, 7)
 
-        assert target.read_kv(target.snapshot().rows[0].row, 7) == expected
-        assert target.read_slots(write_set) == expected
+        assert read == target.read_slots(write_set)
+        assert [*read[:4], *read[5:]] == [*values[:4], *values[5:]]
+        assert read[4] < 0
+        assert plane_of(read[4], layers) == plane
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_any_bit_of_a_slot_that_was_never_written_changes_its_reading(shape):
+    layers, kv_heads, head_dim, dtype = shape
+    target, write_set, _ = filled(*shape)
+    untouched = next(slot for slot in range(14) if slot not in write_set)
+    bits = target._cache.device.kv_pool.view(torch.int32 if dtype == "float32" else torch.int16)
+    readings = target.read_slots([untouched])
+    for cell in itertools.product(range(layers), range(2), range(kv_heads), range(head_dim)):
+        layer, k_or_v, head, dim = cell
+        bits[layer, k_or_v, untouched, head, dim] ^= 4
+        readings += target.read_slots([untouched])
+        bits[layer, k_or_v, untouched, head, dim] ^= 4
+
+    assert max(readings) < 0
+    assert len(set(readings)) == 1 + 2 * layers * kv_heads * head_dim
 
 
 def test_read_marks_a_slot_whose_layers_are_swapped():

@@ -59,6 +59,7 @@ class GpuImplTarget:
         self._units_of: dict[bytes, tuple[Unit, ...]] = {}
         self._slots_of: dict[bytes, list[int]] = {}
         self._salts = _salts(config)
+        self._multipliers = self._salts | np.uint32(1)
         self._heads = (config.kv_heads, config.head_dim)
         self._dtype: torch.dtype = getattr(torch, config.dtype)
         self._bits = torch.int32 if config.dtype == "float32" else torch.int16
@@ -227,8 +228,9 @@ class GpuImplTarget:
     def _values_of(self, bits: NDArray[Any]) -> list[int]:
         """Read fingerprints back from the bits of KV [K or V, layers, n, elements].
 
-        Where the planes disagree, give ``-(1 + plane)`` for the first that spells another fingerprint than
-        plane 0 begins with; planes are numbered K and V of layer 0, K and V of layer 1, and so on.
+        Where the planes disagree, as in a slot that was never written, give a negative number that depends on
+        every bit of the slot, so that any change of it shows; `plane_of` tells the first plane that spells
+        another fingerprint than plane 0 begins with.
         """
         if self._cut_word:
             bits = np.pad(bits, ((0, 0), (0, 0), (0, 0), (0, 1)))
@@ -238,11 +240,21 @@ class GpuImplTarget:
         if self._cut_word:
             words[..., -1] &= np.uint32(0xFFFF)
         found = values.astype(np.int64)
-        if words.any():
-            for plane in reversed(range(2 * self._config.layers)):
-                found[words[plane % 2, plane // 2].any(axis=1)] = -1 - plane
+        torn = np.flatnonzero(words.any(axis=(0, 1, 3)))
+        if torn.size:
+            words = words[:, :, torn]
+            bits_sum = values[torn] + (words * self._multipliers).sum(axis=(0, 1, 3), dtype=np.uint32)
+            # of planes that disagree the first one: K and V of layer 0, K and V of layer 1, and so on
+            disagree: NDArray[Any] = np.any(words, axis=3)
+            first = disagree.swapaxes(0, 1).reshape(-1, torn.size).argmax(axis=0)
+            found[torn] = -1 - first - 2 * self._config.layers * bits_sum.astype(np.int64)
         read: list[int] = found.tolist()
         return read
+
+
+def plane_of(value: int, layers: int) -> int:
+    """Tell from a negative reading which plane disagrees first: K and V of layer 0, K and V of layer 1, and so on."""
+    return (-1 - value) % (2 * layers)
 
 
 def _remember(memo: dict[bytes, Any], key: bytes, value: Any) -> None:
