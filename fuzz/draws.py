@@ -112,11 +112,27 @@ class Draws:
             request = self.model.requests[twin]
             tokens = tuple(request.tokens[: cut or None]) + tokens[cut:]
             tokens, namespace = tokens[: self.config.max_context_len], request.namespace
+        if 14 <= switch < 24 and (leaf := self._published_leaf(family)):
+            # a prompt that ends right behind a leaf: it uses the leaf again, without adding to it
+            tokens, namespace = leaf
+            tokens = (*tokens, token_at(family, len(tokens)))[: self.config.max_context_len]
         return Submit(name, tokens, namespace, priority, private)
+
+    def _published_leaf(self, which: int) -> tuple[tuple[int, ...], Namespace] | None:
+        """Pick a leaf that nobody locks; give the tokens of its path and its namespace."""
+        leaves = self.model.evictable_nodes()
+        if not leaves:
+            return None
+        end = leaves[which % len(leaves)][-1]
+        tokens: list[int] = []
+        for unit in [unit for vertex in end.path() for unit in vertex.key]:
+            # neighbouring pairs share a token
+            tokens[-1:] = unit if isinstance(unit, tuple) else [*tokens[-1:], unit]
+        return tuple(tokens), end.namespace
 
     def peek(self, who: int) -> Op:
         name = self._pick(self._in("NEW"), who) or (NAMES[who % N_NAMES] if who % 4 == 3 else None)
-        return Peek(name) if name else self.submit(who, 1 + who % 2, 0, who // 3, who, who)
+        return Peek(name) if name else self.submit(who, 1 + who % 2, 0, who // 3, who, 14 + who % 10)
 
     def match(self, who: int) -> Op:
         name = self._pick(self._in("NEW"), who) or (NAMES[who % N_NAMES] if who % 8 == 7 else None)

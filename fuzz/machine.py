@@ -29,7 +29,7 @@ WEIGHTS = {
     "release": 3,
     "evict": 3,
     "retract": 1,
-    "peek": 2,
+    "peek": 3,
     "abort": 1,
     "reset": 1,
 }
@@ -50,11 +50,18 @@ class Case(Protocol):
     def run(self, lockstep: Lockstep, op: Op) -> None: ...
 
 
+def _shifts(seed_value: int) -> list[int]:
+    """Spread a seed over the six integers of a config."""
+    mixed = (seed_value * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)
+    return [mixed >> (10 * i) & 0x3FF for i in range(6)]
+
+
 def draw_config(
     capabilities: frozenset[str], page: int, pages: int, rows: int, context: int, policy: int, switches: int
 ) -> CacheConfig:
-    """Turn small integers into a config: pools so small that eviction, refusal and reuse are the normal case."""
-    page_size = PAGE_SIZES[page]
+    """Turn integers of any size into a config: pools so small that eviction, refusal and reuse are the normal case."""
+    page_size = PAGE_SIZES[page % len(PAGE_SIZES)]
+    pages, rows, context, switches = pages % 16, rows % 5, context % 16, switches % 48
     layers, kv_heads, head_dim = SHAPES[switches // 12 % len(SHAPES)]
     policies = sorted(name.removeprefix("policy:") for name in capabilities if name.startswith("policy:"))
     return CacheConfig(
@@ -80,6 +87,9 @@ class CacheMachine(RuleBasedStateMachine):
     """Draws operations and runs each on both sides. Subclass with `machine_for` to give it a case."""
 
     case: ClassVar[Case]
+    shift: ClassVar[int] = 0
+    """Spread and added to what a config is drawn from: Hypothesis begins every batch with the same draws."""
+
     lockstep: Lockstep
 
     @initialize(
@@ -93,7 +103,9 @@ class CacheMachine(RuleBasedStateMachine):
     def build(self, page: int, pages: int, rows: int, context: int, policy: int, switches: int) -> None:
         config = self.case.config
         if config is None:
-            config = draw_config(self.case.capabilities, page, pages, rows, context, policy, switches)
+            drawn = (page, pages, rows, context, policy, switches)
+            shifted = [value + shift for value, shift in zip(drawn, _shifts(self.shift), strict=True)]
+            config = draw_config(self.case.capabilities, *shifted)
         self.lockstep = self.case.start(config)
         self.draws = Draws(config, self.lockstep.model, self.case.capabilities)
 
@@ -147,7 +159,8 @@ def run_cases(case: Case, seed_value: int, n_cases: int, steps: int) -> None:
 
     Nothing is shrunk, stored or printed here: what a case uncovers is raised out of ``case.run``.
     """
-    run_machine(type("CacheMachineOfCase", (CacheMachine,), {"case": case}), seed_value, n_cases, steps)
+    machine = type("CacheMachineOfCase", (CacheMachine,), {"case": case, "shift": seed_value})
+    run_machine(machine, seed_value, n_cases, steps)
 
 
 def run_machine(machine: type[RuleBasedStateMachine], seed_value: int, n_cases: int, steps: int) -> None:

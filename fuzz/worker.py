@@ -177,7 +177,7 @@ class Worker:
         batch = 0
         while not (self._spent or self._violation or self._trouble):
             try:
-                run_cases(self, (self.order.seed << 20) + batch, n_cases=100, steps=self.order.steps)
+                run_cases(self, (self.order.seed << 20) + batch, n_cases=20, steps=self.order.steps)
             except (CaseStopped, FlakyStrategyDefinition):
                 # a case that stops where an earlier one went on looks to Hypothesis like a test that draws at random
                 if not (self._spent or self._violation or self._trouble):

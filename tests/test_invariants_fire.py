@@ -278,6 +278,12 @@ def write_set_lies_in_the_protected_prefix(seen, recount):
 
 
 @breaks(WriteSlotIllegal, "alloc")
+def write_set_lies_in_the_protected_prefix_where_the_free_list_is_hidden(seen, recount):
+    write_set_lies_in_the_protected_prefix(seen, recount)
+    full(seen).free_pages = None
+
+
+@breaks(WriteSlotIllegal, "alloc")
 def request_without_row_gets_a_write_set(seen, recount):
     seen.requests[0] = "r9"
 
@@ -696,6 +702,22 @@ def refused_alloc_takes_a_page(seen, recount):
 def test_no_law_fires_on_honest_observations(told, side):
     for observation in told(side).values():
         run_checks(observation)
+
+
+@pytest.mark.parametrize("part", ["children", "anchor"])
+@pytest.mark.parametrize("side", SIDES)
+def test_no_law_fires_where_one_node_or_request_hides_a_link(told, side, part):
+    """A target may show parents and no children, or requests and not what they lock."""
+    for observation in told(side).values():
+        views = (observation.now.nodes if part == "children" else observation.now.requests)[:1]
+        for view in views:
+            setattr(view, part, None)
+
+        run_checks(observation)
+
+        needs = {"children": "children", "anchor": "anchors"}[part]
+        skipped = {check.name for check in unobserved(observation.now)}
+        assert not views or skipped == {check.name for check in CHECKS if needs in check.needs}
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: f"{d.violation.__name__}_fires_on_{d.name}")
