@@ -11,28 +11,16 @@ from dataclasses import dataclass
 from kvlockstep.fuzz.crew import GRACE_S, WorkerState
 from kvlockstep.fuzz.exits import BROKEN, CLEAN, CRASHED, UNKNOWN, USAGE, VIOLATION
 from kvlockstep.fuzz.failures import replay_line
-from kvlockstep.fuzz.labels import (
-    LABELS,
-    VICTIM_CHOSEN,
-    Label,
-    draft_rejected_across_page_boundary,
-    name_of,
-    same_tokens_in_two_namespaces,
-)
+from kvlockstep.fuzz.label_needs import hidden_from, is_promised
+from kvlockstep.fuzz.labels import LABELS, Label, name_of
 from kvlockstep.fuzz.statistics import Statistics
+from kvlockstep.fuzz.target_check import CAPABILITIES
 
 FLOOR_PER_MINUTE = {"torch": 10_000, "cuda": 10_000, "interpret": 1_000, None: 10_000}
 """Operations that a lane must have done, not refused, in a minute; less proves too little to be called clean."""
 
 FLOOR_UNDER_PRESSURE = 0.2
 """Share of cases that must have evicted or been refused a row or pages."""
-
-NEEDED_CAPABILITIES: dict[Label, str] = {
-    draft_rejected_across_page_boundary: "drafts",
-    same_tokens_in_two_namespaces: "namespaces",
-    **{label: f"policy:{policy}" for policy, label in VICTIM_CHOSEN.items()},
-}
-"""Labels that can be reached only on a target that has the capability."""
 
 CHARTER = (1, 2, 3)
 """The laws without which nothing is called clean."""
@@ -65,7 +53,7 @@ def replays(trace_path: str, target: str) -> bool:
 
 
 def verdict_of(states: Sequence[WorkerState], seconds: float, accepted: Collection[int] = ()) -> Verdict:
-    """Draw the exit code of a run from what its workers reported (DESIGN section 5).
+    """Draw the exit code of a run from what its workers reported.
 
     ``accepted`` are the charter laws that need not have been observed.
     """
@@ -131,12 +119,35 @@ def shortfalls(states: Sequence[WorkerState], seconds: float) -> list[str]:
 
 
 def labels_at_zero(states: Sequence[WorkerState]) -> list[Label]:
-    """List the required labels that no worker reached. What a target does not promise is not required of it."""
+    """List the required labels that no worker reached.
+
+    What a target does not promise is not required of it, nor what cannot be told from the parts it shows.
+    """
     total = merged(states).labels
-    promised = {capability for state in states for capability in state.capabilities}
     return [
-        label for label in LABELS if total[name_of(label)] == 0 and NEEDED_CAPABILITIES.get(label) in (None, *promised)
+        label
+        for label in LABELS
+        if total[name_of(label)] == 0
+        and any(is_promised(label, state.capabilities) and not hidden_from(label, state.hidden) for state in states)
     ]
+
+
+def remarks(states: Sequence[WorkerState]) -> list[str]:
+    """Say what a run could not show whatever it did: labels that cannot be told, features that were not drawn."""
+    total, required = merged(states).labels, labels_at_zero(states)
+    lines = []
+    for label in LABELS:
+        needs = sorted({p for s in states if is_promised(label, s.capabilities) for p in hidden_from(label, s.hidden)})
+        if needs and total[name_of(label)] == 0 and label not in required:
+            lines.append(f"label not observable: {name_of(label)} (needs {', '.join(needs)})")
+    promised = {capability for state in states for capability in state.capabilities}
+    features = [name for name in CAPABILITIES if name != "kv"]
+    lacking = [name for name in features if name not in promised]
+    if promised:
+        line = f"drawn: {', '.join(name for name in features if name in promised)}"
+        line += f"; not drawn, because the target does not promise them: {', '.join(lacking)}" if lacking else ""
+        lines.append(line)
+    return lines
 
 
 def merged(states: Sequence[WorkerState]) -> Statistics:

@@ -16,7 +16,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from kvlockstep.fuzz.campaign import CHARTER, replays, verdict_of
+from kvlockstep.fuzz.campaign import CHARTER, labels_at_zero, remarks, replays, verdict_of
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.crew import WorkerState, run_workers
 from kvlockstep.fuzz.doctor import Finding, examine, targets_here
@@ -33,18 +33,20 @@ from kvlockstep.fuzz.exits import (
     complain,
     run_and_exit,
     usable,
+    width_of_output,
     writing,
 )
 from kvlockstep.fuzz.failures import replay_line
 from kvlockstep.fuzz.ops import Op
 from kvlockstep.fuzz.registry import BUILT_IN, LANED, check_fault, check_name, choose_lane, factory_for
+from kvlockstep.fuzz.replay_files import replay_each, worst
 from kvlockstep.fuzz.report import PlainProgress, print_failure, print_hunts, print_run
 from kvlockstep.fuzz.trace import Header, Trace, TraceError, TraceWriter, read_trace, write_trace
 from kvlockstep.fuzz.trace_bounds import LANES
 from kvlockstep.fuzz.worker import Order
 
 # Paths, signatures and names of targets are printed as they are: their brackets and colons mean nothing here.
-console = PipeConsole(highlight=False, markup=False, emoji=False)
+console = PipeConsole(highlight=False, markup=False, emoji=False, width=width_of_output())
 
 RUNS_HERE = "Exit codes: 0 if some target can run here, 10 if none can."
 EXIT_CODES = (
@@ -54,6 +56,9 @@ EXIT_CODES = (
 
 
 MAX_SEED = (1 << 63) - 1
+
+LONG_ENOUGH = 300.0
+"""Seconds in which every state has been reached that can be; after them more time is no advice."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES, invoke_without_command=True)
@@ -104,7 +109,7 @@ def fuzz(
     _make_folder(out)
     orders = [
         Order(target, lane, seconds, seed * len(lanes_of_workers) + i, str(out), name, fault)
-        for i, (lane, name) in enumerate(zip(lanes_of_workers, _worker_names(lanes_of_workers), strict=True))
+        for i, (lane, name) in enumerate(zip(lanes_of_workers, _worker_names(target, lanes_of_workers), strict=True))
     ]
     console.print(f"fuzzing {target} for {seconds:g} s, workers: {', '.join(o.name for o in orders)}, seed {seed}")
     with writing(f"output (what was found is under {out})"):
@@ -116,6 +121,8 @@ def _fuzz(orders: list[Order], seconds: float, accepted: list[int], out: Path) -
     states, interrupted = run_workers(orders, PlainProgress(console, seconds))
     if not any(state.unusable for state in states):
         print_run(console, states)
+        for line in remarks(states):
+            console.print(line, soft_wrap=True)
     interrupted = _settle_failures(states, check=not interrupted) or interrupted
     verdict = verdict_of(states, seconds, accepted)
     if interrupted:
@@ -128,12 +135,16 @@ def _fuzz(orders: list[Order], seconds: float, accepted: list[int], out: Path) -
             complain(line, verdict.code)
     if verdict.code == UNKNOWN:
         console.print("unknown: too little was shown to call this clean")
+        if seconds < LONG_ENOUGH and len(verdict.lines) == len(labels_at_zero(states)):  # nothing else was missing
+            longer = min(LONG_ENOUGH, max(60.0, 4 * seconds))
+            console.print(f"a longer run reaches more: --seconds {longer:.0f}")
     return verdict.code
 
 
-def _worker_names(lanes: list[str | None]) -> list[str]:
-    """Name each worker by its lane, with a number where a lane has several."""
-    names = [lane or "worker" for lane in lanes]
+def _worker_names(target: str, lanes: list[str | None]) -> list[str]:
+    """Name each worker by its lane, or its target's module where there are none; with a number where it has several."""
+    module = check_name(target)[0] if target not in BUILT_IN else target
+    names = [lane or module.rpartition(".")[2] or "target" for lane in lanes]
     return [name if names.count(name) == 1 else f"{name}-{names[:i].count(name) + 1}" for i, name in enumerate(names)]
 
 
@@ -166,18 +177,40 @@ def _make_folder(out: Path) -> None:
 
 
 @commands.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--target", default=None, help="Instead of the one the trace was found on.")
 @click.option("--lane", default=None, type=click.Choice(LANES), help="Instead of the one the trace was found on.")
 @click.option("--fault", default=None, help="Instead of the one in the trace; 'none' plants nothing.")
 @click.option(
-    "--write", default=None, type=click.Path(path_type=Path), help="Also write the trace again, as it was run."
+    "--write", default=None, type=click.Path(path_type=Path), help="Also write the trace again, as run; of one FILE."
 )
 @click.option("--quiet", is_flag=True, help="Print the verdict only.")
 def replay(
-    file: Path, target: str | None, lane: str | None, fault: str | None, write: Path | None, quiet: bool
+    files: tuple[Path, ...], target: str | None, lane: str | None, fault: str | None, write: Path | None, quiet: bool
 ) -> None:
-    """Run a stored trace from a fresh state: FAILED, FIXED, DIFFERENT, REFUSED-ALL or CLEAN."""
+    """Run stored traces from a fresh state: FAILED, FIXED, DIFFERENT, REFUSED-ALL or CLEAN.
+
+    Of several traces the verdicts are printed, one a line; a violation among them gives the exit code.
+    """
+    if len(files) == 1:
+        sys.exit(_replay(files[0], target, lane, fault, write, quiet))
+    if write is not None:
+        raise Stop(f"--write {write}: expected one FILE with it, got {len(files)}", USAGE)
+    given = {"--target": target, "--lane": lane, "--fault": fault}
+    options = [f"{option}={value}" for option, value in given.items() if value is not None]
+    codes = []
+    for file, (verdict, code, complaint) in zip(files, replay_each(files, options), strict=True):
+        codes.append(code)
+        if verdict:
+            console.print(f"{file}: {verdict}", soft_wrap=True)
+        click.echo(complaint, err=True, nl=False)
+    sys.exit(worst(codes))
+
+
+def _replay(
+    file: Path, target: str | None, lane: str | None, fault: str | None, write: Path | None, quiet: bool
+) -> int:
+    """Run one stored trace in this process, print what came of it, and return the exit code."""
     trace = _read(file)
     header = trace.header
     name = _named_by_user(target, header.target, file)
@@ -208,7 +241,7 @@ def replay(
         console.print(f"  ran       {run.statistics.done} done, {run.statistics.refused} refused", end="")
         console.print(f" ({refusals})" if refusals else "")
         console.print(f"  digest    {run.digest}")
-    sys.exit({"FAILED": VIOLATION, "DIFFERENT": VIOLATION, "REFUSED-ALL": UNKNOWN}.get(verdict, CLEAN))
+    return {"FAILED": VIOLATION, "DIFFERENT": VIOLATION, "REFUSED-ALL": UNKNOWN}.get(verdict, CLEAN)
 
 
 @contextmanager
@@ -222,7 +255,9 @@ def _log(path: Path | None, header: Header) -> Iterator[TraceWriter | None]:
 
 
 def _verdict_line(verdict: str, stored: str | None, got: str | None, steps: int, n_ops: int) -> str:
-    where = f"at operation {steps - 1} of {n_ops}"
+    where = f"at step {steps - 1}" + (
+        f" of {n_ops} operations" if steps < n_ops else f", the last of {n_ops} operations"
+    )
     match verdict:
         case "FAILED":
             return f"FAILED: {got} {where}" + (", as stored" if stored else "")

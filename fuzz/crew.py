@@ -49,6 +49,7 @@ class WorkerState:
     failure: dict[str, Any] | None = None
     replays: bool | None = None
     unobserved: list[tuple[int, str, list[str]]] = field(default_factory=list)  # law, check, the parts it needs
+    hidden: list[str] = field(default_factory=list)  # parts of the snapshot that the target does not show
     last_trace: Path | None = None  # where a worker that did not end well left off
     trouble: str | None = None  # why this worker gave no verdict
     unusable: str | None = None
@@ -214,6 +215,7 @@ def follow(state: WorkerState, event: dict[str, Any]) -> None:
         state.statistics = Statistics.from_json(event["statistics"])
         state.seconds = event["seconds"]
         state.unobserved = [(law, check, needs) for law, check, needs in event["unobserved"]]
+        state.hidden = event["hidden"]
     if kind == "ready":
         state.lane = event["lane"]
         state.capabilities = event["capabilities"]

@@ -136,6 +136,9 @@ class Draws:
 
     def match(self, who: int) -> Op:
         name = self._pick(self._in("NEW"), who) or (NAMES[who % N_NAMES] if who % 8 == 7 else None)
+        if name and who % 3 and len(self.model.evictable_nodes()) > 1:
+            # a look at a leaf and then an eviction, before the match uses the leaf anyway: the victim is another one
+            return Peek(name) if who % 3 == 1 else Evict(1)
         return Match(name) if name else self.submit(who, who % 3, who % 3 - 1, who // 3, who, who)
 
     def alloc(self, who: int, size: int, how: int, drafts: int) -> Op:
@@ -207,23 +210,25 @@ class Draws:
 
     def _running_or_earlier(self, who: int, refused: bool, make: Callable[[str], Op]) -> Op:
         if refused:
-            return make(NAMES[who % N_NAMES])
+            wrong = self._in("NEW", "MATCHED", "IN_FLIGHT") if who % 4 else []
+            return make(self._pick(wrong, who) or NAMES[who % N_NAMES])
         name = self._pick(self._in("RUNNING"), who)
         return make(name) if name else self.commit(who, 8, who)
 
     def checkpoint(self, who: int, how: int) -> Op:
-        return self._running_or_earlier(who, how == 23, Checkpoint)
+        return self._running_or_earlier(who, how >= 22, Checkpoint)
 
     def release(self, who: int, how: int) -> Op:
-        return self._running_or_earlier(who, how == 23, Release)
+        return self._running_or_earlier(who, how >= 22, Release)
 
     def abort(self, who: int) -> Op:
         name = self._pick(list(self.model.requests), who) or (NAMES[who % N_NAMES] if who % 8 == 7 else None)
         return Abort(name) if name else self.submit(who, who % 3, who % 3 - 1, who // 3, who, who)
 
     def retract(self, who: int, how: int) -> Op:
-        if how == 23:
-            return Retract(NAMES[who % N_NAMES], bool(who & 1))
+        if how >= 20:
+            wrong = (self._in("IN_FLIGHT") or self._in("NEW")) if who % 4 else []
+            return Retract(self._pick(wrong, who) or NAMES[who % N_NAMES], bool(how & 1))
         name = self._pick(self._in("MATCHED", "RUNNING"), who)
         return Retract(name, bool(how & 1)) if name else self.commit(who, 8, how)
 

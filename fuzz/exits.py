@@ -21,6 +21,10 @@ from kvlockstep.fuzz.registry import TargetUnusable
 CLEAN, VIOLATION, USAGE, UNKNOWN, CRASHED, BROKEN, INTERRUPTED = 0, 1, 2, 10, 11, 12, 130
 
 
+WIDTH_OF_FILES = 120
+"""Columns of an output that is no terminal: room for every column of every table, and readable in a log."""
+
+
 class Stop(Exception):
     """End the command with one clear line and an exit code."""
 
@@ -34,6 +38,13 @@ class PipeConsole(Console):
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError(EPIPE, os.strerror(EPIPE))
+
+
+def width_of_output() -> int | None:
+    """Return the columns of an output that has none of its own, as a file or a pipe; None to ask the terminal."""
+    if os.environ.get("COLUMNS", "").isdigit() or (sys.stdout is not None and sys.stdout.isatty()):
+        return None
+    return WIDTH_OF_FILES
 
 
 class Seconds(click.FloatRange):

@@ -2,8 +2,9 @@
 
 ``trace.jsonl`` is the shortest trace known for the signature, ``original.jsonl`` the one that was found,
 ``verdict.txt`` the message, ``environment.json`` where it was found. A second failure with the same
-signature, on the same target and with the same planted fault, replaces the folder only if its trace is
-shorter; of another target or fault it gets a folder with a number.
+signature, on the same target and with the same planted fault, replaces the folder unless the trace in it is
+shorter and still fails: a trace of an earlier run may have been repaired since, and would hide that the cause
+is still there. A failure of another target or fault gets a folder with a number.
 
 The trace that a worker died on is kept beside the folders.
 """
@@ -15,7 +16,7 @@ import platform
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
@@ -32,17 +33,20 @@ def replay_line(trace_path: Path, target: str) -> str:
     return f"kvlockstep replay{named} {shlex.quote(relative if not relative.startswith('..') else str(trace_path))}"
 
 
-def store_failure(out: Path, shortest: Trace, found: Trace, text: str) -> Path:
-    """Write the folder of a failure under ``out``, synced and renamed into place; return it."""
+def store_failure(out: Path, shortest: Trace, found: Trace, text: str, still_fails: Callable[[Trace], bool]) -> Path:
+    """Write the folder of a failure under ``out``, synced and renamed into place; return it.
+
+    ``still_fails`` runs a shorter trace that is there already, on the target as it is now.
+    """
     out.mkdir(parents=True, exist_ok=True)
     with _alone_in(out):
-        folder, n_stored = _folder_for(out, shortest.header)
-        if n_stored is not None and n_stored < len(shortest.ops):
+        folder, stored = _folder_for(out, shortest.header)
+        if stored is not None and len(stored.ops) < len(shortest.ops) and still_fails(stored):
             return folder
         fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=out))
         try:
             _fill(fresh, folder, shortest, found, text)
-            if n_stored is not None:
+            if folder.exists():
                 os.rename(folder, fresh / "old")
             os.rename(fresh, folder)
         except BaseException:
@@ -66,8 +70,8 @@ def _alone_in(out: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _folder_for(out: Path, header: Header) -> tuple[Path, int | None]:
-    """Find the folder that this cause has or gets, and the length of the trace that is in it."""
+def _folder_for(out: Path, header: Header) -> tuple[Path, Trace | None]:
+    """Find the folder that this cause has or gets, and the trace that is in it, if it can be read."""
     assert header.signature, "a failure has a signature"
     for number in count(1):
         folder = out / (header.signature if number == 1 else f"{header.signature}.{number}")
@@ -75,10 +79,12 @@ def _folder_for(out: Path, header: Header) -> tuple[Path, int | None]:
             return folder, None
         try:
             stored = read_trace(folder / "trace.jsonl")
-        except TraceError:  # a later version's, or damaged: not ours to replace
+        except TraceError:
+            if folder.is_dir():  # nobody can replay what is in it
+                return folder, None
             continue
         if (stored.header.target, stored.header.fault) == (header.target, header.fault):
-            return folder, len(stored.ops)
+            return folder, stored
     raise AssertionError("there is no last number")
 
 

@@ -35,7 +35,7 @@ from kvlockstep.fuzz.ops import (
     kind_of,
     named_requests,
 )
-from kvlockstep.fuzz.results import is_result_of, result_words, shown
+from kvlockstep.fuzz.results import defect_of_views, is_result_of, result_words, shown
 from kvlockstep.fuzz.targets.base import AllocResult, KvTarget, Refused, Target
 from kvlockstep.fuzz.targets.reference import snapshot_of
 from kvlockstep.invariants import Hold, Observation, Snapshot, Violation
@@ -105,6 +105,7 @@ class Lockstep:
         self.now = target.snapshot()
         self.holds: dict[str, Hold] = {}
         self._index: Index | None = None  # of self.now, handed on by each step to the next
+        self._expected = "done"  # what the model says of the operation at hand
         self._digest = hashlib.blake2b(digest_size=16) if digest else None
 
     def digest(self) -> str:
@@ -118,13 +119,22 @@ class Lockstep:
         if self.log is not None:
             self.log.write(op)
         try:
-            return self._run(op)
+            return self._run_well_formed(op)
         except Violation as violation:
             violation.facts += [
                 ("step", f"{self.step}: {describe_op(op)}"),
                 ("config", f"{describe_config(self.config)} target={self.target.name}{self._lane()}"),
             ]
             raise
+
+    def _run_well_formed(self, op: Op) -> Outcome:
+        """Run one operation; where anything goes wrong, look first whether the snapshot is one at all."""
+        try:
+            return self._run(op)
+        except Exception as error:
+            if isinstance(error, TargetRaised) or (defect := defect_of_views(self.now)) is None:
+                raise
+            raise OutcomeDiffers(f"snapshot is malformed: {defect}", roles=("type",)) from error
 
     def _lane(self) -> str:
         lane = getattr(self.target, "lane", None)
@@ -135,6 +145,7 @@ class Lockstep:
         arguments = model_arguments(op)
         refusal = self.model.refusal(kind, *arguments)
         expected = type(refusal).__name__ if refusal is not None else None
+        self._expected = f"refused with {expected}" if expected else "done"
         before = self.now
         if self._is_settled_by_model(op):
             outcome = Outcome(expected, None if expected else getattr(self.model, kind)(*arguments))
@@ -240,8 +251,11 @@ class Lockstep:
     def _target_raised(self, error: BaseException) -> TargetRaised:
         name = type(error).__name__
         last = extract_tb(error.__traceback__)[-1]
-        place = [("raised at", f"{Path(last.filename).name}:{last.lineno} in {last.name}")]
-        return TargetRaised(f"{self.target.name} raised {name}: {error}", place, (name,))
+        facts = [
+            ("raised at", f"{Path(last.filename).name}:{last.lineno} in {last.name}"),
+            ("expected", self._expected),
+        ]
+        return TargetRaised(f"{self.target.name} raised {name}: {error}", facts, (name,))
 
     def _model_with_choices(self, op: Alloc | Evict, seen: Observation) -> object:
         """Prove the target's choices legal, then let the model make the same ones."""

@@ -41,6 +41,7 @@ class Minimizer:
         self.deadline = monotonic() + seconds
         self.save = save
         self.tried = 0
+        self.capabilities = factory(config).capabilities
 
     def run(self) -> bool:
         """Minimize in place. Return True if no further step helped, False if the time ran out first."""
@@ -156,6 +157,10 @@ class Minimizer:
         if ops != self.ops:
             self._accept(self.config, ops)
 
+    def _is_promised(self, config: CacheConfig) -> bool:
+        """Tell whether the target promises to work with the policy and the sharing of this config."""
+        return {f"policy:{config.policy}", "sharing" if config.prefix_sharing else "no_sharing"} <= self.capabilities
+
     def _shrink(self) -> None:
         """Take each plainer value that still fails; of a size the smallest that does."""
         for name, value in list(_plainer_values(self.config)):
@@ -163,7 +168,7 @@ class Minimizer:
             if value == present or (name in SIZES and value > present):
                 continue
             candidate = replace(self.config, **{name: value})
-            if candidate.is_valid():
+            if candidate.is_valid() and self._is_promised(candidate):
                 self._accept(candidate, self.ops)
 
 

@@ -13,7 +13,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Protocol
 
 from kvlockstep.fuzz.ops import Namespace
@@ -122,16 +121,19 @@ class ModelRunner:
         for name, request in live.items():
             if request.row is not None and request.committed_len:
                 expected = self.fingerprints(name, request)[: request.committed_len]
-                reads.append(Read(name, request.row, expected, self.target.read_kv(request.row, request.committed_len)))
+                got = self.target.read_kv(request.row, request.committed_len)
+                reads.append(Read(name, request.row, expected, _ints("read_kv", got)))
         return reads
 
     def read_pool(self) -> list[int] | None:
         """Read every slot of the pool, the padding page's included; None if the target has no ``read_slots``."""
         if self.target is None or not hasattr(self.target, "read_slots"):
             return None
-        return self.target.read_slots(self._all_slots)
+        return _ints("read_slots", self.target.read_slots(self._all_slots))
 
 
-def flat(lists: Sequence[Sequence[int]]) -> list[int]:
-    """Join lists of slots into one."""
-    return list(chain.from_iterable(lists))
+def _ints(method: str, values: object) -> list[int]:
+    """Refuse what is no list of plain ints, told by its first entry: numbers of other libraries compare otherwise."""
+    if not isinstance(values, list) or (values and type(values[0]) is not int):
+        raise TypeError(f"{method} returned {type(values).__name__}, expected a list of plain ints")
+    return values

@@ -19,6 +19,9 @@ from kvlockstep.fuzz.targets.base import REFUSALS
 NARROW = 60
 """Columns below which a table has no room for sentences."""
 
+WIDE = 100
+"""Columns that hold the longest name of a fault, its numbers and the longest name of a law."""
+
 
 class PlainProgress:
     """One line every few seconds, on any kind of output."""
@@ -136,24 +139,34 @@ ENDINGS = {
 
 
 def print_hunts(console: Console, faults: Sequence[Fault], hunts: Sequence[Hunt]) -> None:
-    """Print one line a fault: the law that named it, and what its slowest seed cost."""
-    table = _table(
-        "faults, slowest of their seeds", ["fault", "caught", "operations", "seconds", "minimized to"], wrap=False
-    )
-    table.add_column("named by", overflow="fold")
+    """Print one line a fault: the law that named it, and what its slowest seed cost.
+
+    Names are never cut, for they are pasted; on a narrow terminal the laws stand below the table.
+    """
+    narrow = console.width < WIDE
+    table = _table("faults, slowest of their seeds", ["fault", "caught", "ops", "s", "min"], wrap=False)
+    if not narrow:
+        table.add_column("named by", overflow="fold")
+    below = []
     for fault in faults:
         of_fault = [hunt for hunt in hunts if hunt.fault == fault.name]
         if not of_fault:  # interrupted before it was its turn
             continue
         slowest = max(of_fault, key=lambda hunt: (not hunt.caught, hunt.seconds))
-        laws = sorted({hunt.law or hunt.trouble or "not found" for hunt in of_fault})
+        laws = ", ".join(sorted({hunt.law or hunt.trouble or "not found" for hunt in of_fault}))
+        named_by = laws + ("" if fault.lane == "torch" else f" ({fault.lane})")
         table.add_row(
             fault.name,
             f"{sum(hunt.caught for hunt in of_fault)}/{len(of_fault)}",
             f"{slowest.operations:,}",
             f"{slowest.seconds:.1f}",
             f"{max(hunt.minimized_len for hunt in of_fault)}",
-            ", ".join(laws) + ("" if fault.lane == "torch" else f" ({fault.lane})"),
+            *([] if narrow else [named_by]),
             style=None if all(hunt.caught for hunt in of_fault) else "bold red",
         )
+        if narrow:
+            below.append(f"{fault.name} named by: {named_by}")
     console.print(table)
+    for line in below:
+        console.print(line, soft_wrap=True)
+    console.print("ops: operations until it was found; s: seconds; min: operations when minimized")

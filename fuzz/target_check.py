@@ -7,12 +7,27 @@ Not verified here: that the cache behind the target is right; that is what the f
 """
 
 import inspect
+from collections.abc import Collection
+from difflib import get_close_matches
 from typing import Any
 
-from kvlockstep.fuzz.config import CacheConfig
+from kvlockstep.fuzz.config import POLICIES, CacheConfig
 from kvlockstep.fuzz.targets.base import KvTarget, Target
 from kvlockstep.fuzz.trace_bounds import LANES
 from kvlockstep.invariants import FULL, PoolView, Snapshot
+
+CAPABILITIES = (
+    "kv",
+    "sharing",  # it runs with prefix_sharing=True
+    "no_sharing",  # it runs with prefix_sharing=False
+    "namespaces",
+    "private",
+    "priority",
+    "bigram",
+    "drafts",
+    *(f"policy:{policy}" for policy in POLICIES),
+)
+"""All that a target can promise."""
 
 _KV_METHODS = ("write_kv", "read_kv")  # and read_slots, without which law 9 is not observed
 _METHODS = tuple(name for name in vars(Target) if not name.startswith("_") and callable(getattr(Target, name)))
@@ -31,6 +46,8 @@ def defect_of(target: Any, config: CacheConfig) -> str | None:
     capabilities = target.capabilities
     if not isinstance(capabilities, frozenset | set) or not all(isinstance(name, str) for name in capabilities):
         return f"capabilities is {_kind(capabilities)}, expected a frozenset of str"
+    if (defect := _defect_of_capabilities(capabilities)) is not None:
+        return defect
     lane = getattr(target, "lane", None)
     if lane is not None and lane not in LANES:
         return f"lane is {lane!r}, expected None or one of {', '.join(LANES)}"
@@ -42,6 +59,21 @@ def defect_of(target: Any, config: CacheConfig) -> str | None:
         if (defect := _uncallable(name, getattr(target, name))) is not None:
             return defect
     return _defect_of_snapshot(target.snapshot(), config) or _defect_of_pool(target, config)
+
+
+def _defect_of_capabilities(capabilities: Collection[str]) -> str | None:
+    """A name that is no capability would promise nothing, and nothing would be drawn for it."""
+    for name in sorted(capabilities):
+        if name not in CAPABILITIES:
+            meant = f"policy:{name.lower()}"
+            near = [meant] if meant in CAPABILITIES else get_close_matches(name.lower(), CAPABILITIES, 1)
+            expected = f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(CAPABILITIES)}"
+            return f"capabilities names {name!r}, which is none: {expected}"
+    if not any(name.startswith("policy:") for name in capabilities):
+        return f"capabilities names no policy, expected one or more of {', '.join(CAPABILITIES[-len(POLICIES) :])}"
+    if not {"sharing", "no_sharing"}.intersection(capabilities):
+        return "capabilities names neither 'sharing' (it runs with prefix_sharing=True) nor 'no_sharing' (with False)"
+    return None
 
 
 def _uncallable(name: str, method: Any) -> str | None:

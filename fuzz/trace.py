@@ -1,4 +1,4 @@
-"""Trace files: read as a stream, written ahead of the operations, or written whole (DESIGN section 4).
+"""Trace files: read as a stream, written ahead of the operations, or written whole (docs/traces.md).
 
 A trace is a header line and then one operation a line; what stands on a line is settled in
 ``trace_lines.py``. A gzipped file is known by its first bytes when it is read, and is made when the

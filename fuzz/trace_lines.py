@@ -1,4 +1,4 @@
-"""One line of a trace, to text and back: the header, and the operations of SPEC section 5 (DESIGN section 4).
+"""One line of a trace, to text and back: the header, and the operations of SPEC section 5 (docs/traces.md).
 
 The text is canonical: compact JSON, fields in the order of the classes in ``ops.py``, ASCII, every
 field written. Whatever ``encode_op`` accepts is a line that ``decode_op`` turns into an equal

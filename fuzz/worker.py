@@ -24,11 +24,13 @@ from hypothesis.errors import FlakyStrategyDefinition
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.describe import as_sentence, signature_of
 from kvlockstep.fuzz.failures import current_path, store_failure
+from kvlockstep.fuzz.label_needs import hidden_from_labels
 from kvlockstep.fuzz.labels import Memory
 from kvlockstep.fuzz.lockstep import Lockstep
 from kvlockstep.fuzz.minimize import Minimizer
 from kvlockstep.fuzz.ops import Op, kind_of
 from kvlockstep.fuzz.registry import Factory, TargetUnusable, cannot_be_seen, choose_lane, factory_for
+from kvlockstep.fuzz.replay import failing_signature
 from kvlockstep.fuzz.statistics import CaseWatcher, Statistics
 from kvlockstep.fuzz.trace import Header, Trace, TraceWriter
 from kvlockstep.invariants import Snapshot, Violation
@@ -86,6 +88,7 @@ class Worker:
         self._minimizer: Minimizer | None = None
         self._interrupted = False
         self._unobserved: dict[str, Check] = {}
+        self._hidden: set[str] = set()
         self._looks = 0
         self._parts_missing = [] if "kv" in self.capabilities else ["reads", "pool"]
         if not hasattr(probe, "read_slots"):
@@ -148,10 +151,11 @@ class Worker:
                 self._look(lockstep.now)
 
     def _look(self, snapshot: Snapshot) -> None:
-        """Note the checks that cannot run on what the target shows."""
+        """Note the parts that the target does not show, and the checks that cannot run without them."""
         self._looks += 1
         parts = [part for part in HARNESS_PARTS if part not in self._parts_missing]
         self._unobserved.update((check.name, check) for check in unobserved(snapshot, parts))
+        self._hidden |= hidden_from_labels(snapshot)
 
     def interrupt(self) -> None:
         """Come to an end after the operation at hand. May be called from a signal handler.
@@ -168,6 +172,7 @@ class Worker:
             "seconds": self.elapsed,
             "statistics": self.statistics.to_json(),
             "unobserved": [[check.law, name, check.needs] for name, check in self._unobserved.items()],
+            "hidden": sorted(self._hidden),
         }
 
     def fuzz(self) -> None:
@@ -199,7 +204,7 @@ class Worker:
         found = Trace(header, list(ops))
         out = Path(self.order.out)
         self.report("violates", signature=signature)
-        folder = store_failure(out, found, found, str(violation))
+        folder = store_failure(out, found, found, str(violation), self._still_fails)
         facts = {"signature": signature, "seconds": found_after, "operations": n_done, "found_len": len(ops)}
         self.report("found", folder=str(folder), text=str(violation), **facts)
 
@@ -213,9 +218,17 @@ class Worker:
             ending, again = "did not fail again", violation
         shortest = Trace(replace(header, config=minimizer.config, why=as_sentence(again.headline)), list(minimizer.ops))
         text = str(again)
-        folder = store_failure(out, shortest, found, text)
+        folder = store_failure(out, shortest, found, text, self._still_fails)
         facts |= {"text": text, "law": law, "minimized_len": len(minimizer.ops), "ending": ending}
         self.report("failure", folder=str(folder), **facts)
+
+    def _still_fails(self, stored: Trace) -> bool:
+        """Run a trace of an earlier run or of another worker on this target, as it is now."""
+        try:
+            signature, _ = failing_signature(stored.header.config, stored.ops, self.factory)
+        except TargetUnusable:  # it cannot be built in this size any more
+            return False
+        return signature == stored.header.signature
 
     def _violation_of(self, config: CacheConfig, ops: Sequence[Op]) -> Violation | None:
         """Run the minimized trace once more, for a text with its own numbers."""

@@ -134,7 +134,7 @@ def run_checks(observation: Observation, before: Index | None = None) -> Index:
     Who runs one operation after the other hands that index back as the next one's ``before``, which
     saves building it again.
     """
-    missing = _missing_parts(observation.now)
+    missing = hidden_parts(observation.now)
     if not observation.fingerprints:
         missing.add("fingerprints")
     seen = Seen(observation, before)
@@ -153,12 +153,12 @@ def unobserved(snapshot: Snapshot, harness_parts: Collection[str] = HARNESS_PART
 
     ``harness_parts`` are those of HARNESS_PARTS that this run has; a target without KV has no reads.
     """
-    missing = _missing_parts(snapshot) | (set(HARNESS_PARTS) - set(harness_parts))
+    missing = hidden_parts(snapshot) | (set(HARNESS_PARTS) - set(harness_parts))
     return [check for check in CHECKS if not missing.isdisjoint(check.needs)]
 
 
-def _missing_parts(snapshot: Snapshot) -> set[str]:
-    """Name the parts that the snapshot does not show."""
+def hidden_parts(snapshot: Snapshot) -> set[str]:
+    """Name the parts that a snapshot does not show. Those of HARNESS_PARTS are none of its own."""
     shown: list[tuple[str, object]] = [
         ("rows", snapshot.rows),
         ("free_rows", snapshot.free_rows),

@@ -19,9 +19,9 @@ def failure(length, **changes):
     return Trace(header, [Match(f"r{n}") for n in range(length)])
 
 
-def store(out, length, text="PageLeaked: page 1 is lost", **changes):
+def store(out, length, text="PageLeaked: page 1 is lost", still_fails=lambda stored: True, **changes):
     trace = failure(length, **changes)
-    return store_failure(out, trace, trace, text)
+    return store_failure(out, trace, trace, text, still_fails)
 
 
 def n_ops(folder):
@@ -37,6 +37,24 @@ def test_shorter_trace_of_one_cause_stays(tmp_path, lengths):
     assert (first / "verdict.txt").read_text().startswith(f"found with {min(lengths)}\n")
     assert os.listdir(tmp_path) == ["PageLeaked.abort"]
     assert sorted(os.listdir(first)) == ["environment.json", "original.jsonl", "trace.jsonl", "verdict.txt"]
+
+
+@pytest.mark.parametrize(("still_fails", "kept"), [(True, 1), (False, 6)])
+def test_shorter_trace_stays_only_while_it_still_fails(tmp_path, still_fails, kept):
+    asked = []
+    store(tmp_path, 1, "as it was")
+    folder = store(tmp_path, 6, "as it is", lambda stored: asked.append(stored) or still_fails)
+
+    assert asked == [failure(1)]
+    assert n_ops(folder) == kept
+    assert (folder / "verdict.txt").read_text().startswith("as it was\n" if still_fails else "as it is\n")
+    assert os.listdir(tmp_path) == ["PageLeaked.abort"]
+
+
+def test_longer_trace_is_replaced_without_being_run(tmp_path):
+    store(tmp_path, 6)
+
+    assert n_ops(store(tmp_path, 5, still_fails=None)) == 5
 
 
 def test_failure_on_another_lane_is_the_same_cause(tmp_path):
@@ -56,12 +74,19 @@ def test_failure_of_another_fault_or_target_gets_a_folder_of_its_own(tmp_path):
     assert [n_ops(tmp_path / name) for name in names] == [3, 9, 2, 2]
 
 
-def test_folder_that_cannot_be_read_is_left_alone(tmp_path):
+def test_folder_with_a_trace_that_cannot_be_read_is_replaced(tmp_path):
     (tmp_path / "PageLeaked.abort").mkdir()
-    (tmp_path / "PageLeaked.abort" / "trace.jsonl").write_text('{"kvlockstep":2}\n')
+    (tmp_path / "PageLeaked.abort" / "trace.jsonl").write_text('{"kvlockstep":1,"con')
+
+    assert n_ops(store(tmp_path, 3)) == 3
+    assert os.listdir(tmp_path) == ["PageLeaked.abort"]
+
+
+def test_file_in_the_place_of_a_folder_is_left_alone(tmp_path):
+    (tmp_path / "PageLeaked.abort").write_text("in the way")
 
     assert store(tmp_path, 3).name == "PageLeaked.abort.2"
-    assert (tmp_path / "PageLeaked.abort" / "trace.jsonl").read_text() == '{"kvlockstep":2}\n'
+    assert (tmp_path / "PageLeaked.abort").read_text() == "in the way"
 
 
 def test_folder_stays_as_it_was_when_the_disk_is_full(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ process of its own in a folder of its own.
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -15,7 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from kvlockstep.fuzz import cli
+from kvlockstep.fuzz.campaign import Verdict
 from kvlockstep.fuzz.crew import run_workers
+from kvlockstep.fuzz.labels import LABELS, name_of
 from kvlockstep.fuzz.ops import Release
 from kvlockstep.fuzz.trace import read_trace
 from kvlockstep.fuzz.worker import Order
@@ -82,7 +86,21 @@ class Blind(ReferenceTarget):
 class Bare(ReferenceTarget):
     def __init__(self, config):
         super().__init__(config)
-        self.capabilities = frozenset({"policy:lru"})
+        self.capabilities = frozenset({"sharing", "policy:lru"})
+
+class Fragile(ReferenceTarget):
+    """A release fails once so many operations came before it as the file says, by which one repairs it in part."""
+    n = 0
+    def match(self, *arguments):
+        self.n += 1
+        return super().match(*arguments)
+    def release(self, request):
+        if self.n >= int(open("needs").read()):
+            raise KeyError(request)
+        super().release(request)
+
+def ignores_its_config(config):
+    return ReferenceTarget(type(config)())
 
 def small_only(config):
     if config.page_size != 4:
@@ -189,6 +207,20 @@ def test_violation_that_does_not_come_again_is_unknown_and_kept(folder):
     assert [path.name for path in failure_folders(folder)] == ["TargetRaised.release.RuntimeError"]
 
 
+def test_failure_that_was_repaired_for_the_stored_trace_only_is_found_again(folder):
+    (folder / "needs").write_text("1")
+    fuzz(folder, "Fragile")
+    (stored,) = failure_folders(folder)
+    before = read_trace(stored / "trace.jsonl").ops
+    (folder / "needs").write_text("3")
+    code, out, err = fuzz(folder, "Fragile", "--seconds", "5")
+
+    assert (code, err) == (VIOLATION, "")
+    assert "did not replay" not in out
+    assert failure_folders(folder) == [stored]
+    assert len(before) < len(read_trace(stored / "trace.jsonl").ops)
+
+
 # Too little shown
 
 
@@ -199,6 +231,25 @@ def test_run_that_reached_too_little_is_unknown_and_says_what(folder):
     assert "unknown: too little was shown to call this clean" in out
     assert "kvlockstep: never reached: " in err
     assert all(line.startswith("kvlockstep: ") for line in err.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "advice"),
+    [(0.1, "--seconds 60"), (20.0, "--seconds 80"), (100.0, "--seconds 300"), (300.0, None), (3600.0, None)],
+)
+def test_run_that_missed_labels_only_is_told_how_long_is_longer(monkeypatch, capsys, tmp_path, seconds, advice):
+    missed = [*LABELS][:2]
+    lines = [f"never reached: {name_of(label)}" for label in missed]
+    verdicts = [Verdict(UNKNOWN, lines), Verdict(UNKNOWN, [*lines, "law 2 was not observed"]), Verdict(CLEAN, [])]
+    said = []
+    monkeypatch.setattr(cli, "labels_at_zero", lambda states: missed)
+    monkeypatch.setattr(cli, "run_workers", lambda orders, progress: ([], False))
+    for verdict in verdicts:
+        monkeypatch.setattr(cli, "verdict_of", lambda *arguments, verdict=verdict: verdict)
+        cli._fuzz([], seconds, [], tmp_path)
+        said.append([line for line in capsys.readouterr().out.splitlines() if "a longer run" in line])
+
+    assert said == [[f"a longer run reaches more: {advice}"] if advice else [], [], []]
 
 
 def test_law_that_cannot_be_observed_is_named_and_never_clean(folder):
@@ -228,11 +279,11 @@ def test_target_without_a_capability_need_not_reach_what_takes_it(folder):
 def test_worker_that_is_killed_is_named_and_its_trace_kept(folder):
     for number in (1, 2):
         code, _, err = fuzz(folder, "IsKilled")
-        kept = f"out/worker.died-{number}.jsonl"
+        kept = f"out/mine.died-{number}.jsonl"
 
         assert code == CRASHED
         assert err == (
-            "kvlockstep: worker worker died: killed by SIGKILL, by hand or for want of memory; "
+            "kvlockstep: worker mine died: killed by SIGKILL, by hand or for want of memory; "
             f"what it ran: kvlockstep replay --target mine:IsKilled {kept}\n"
         )
         assert isinstance(read_trace(folder / kept, allow_cut_tail=True).ops[-1], Release)
@@ -243,19 +294,19 @@ def test_worker_that_leaves_with_status_0_is_not_clean_and_not_waited_for(folder
     code, _, err = fuzz(folder, "Leaves")  # whose child would hold the pipes for a minute
 
     assert code == CRASHED
-    assert "worker worker died: it left with status 0 in the middle of its work" in err
+    assert "worker mine died: it left with status 0 in the middle of its work" in err
     assert time.monotonic() - started < 15
 
 
 def test_worker_that_hangs_is_stopped_and_its_trace_kept(folder, monkeypatch):
     monkeypatch.chdir(folder)
     (folder / "out").mkdir()
-    order = Order("mine:Hangs", None, 30.0, 0, "out", "worker")
+    order = Order("mine:Hangs", None, 30.0, 0, "out", "mine")
     (state,), interrupted = run_workers([order], lambda states: None, grace=2.0)
 
     assert not interrupted
     assert state.trouble == "said nothing for 2 s while running, and was stopped"
-    assert state.last_trace == Path("out/worker.died-1.jsonl")
+    assert state.last_trace == Path("out/mine.died-1.jsonl")
     assert isinstance(read_trace(state.last_trace).ops[-1], Release)
     assert workers_of(folder) == []
 
@@ -278,6 +329,31 @@ def test_factory_that_refuses_some_config_is_wrong_usage_and_names_it(folder):
     assert err.count("\n") == 1
 
 
+def test_factory_that_ignores_its_config_is_refused_for_the_first_config_that_shows_it(folder):
+    code, _, err = fuzz(folder, "ignores_its_config")
+
+    assert code == USAGE
+    assert re.fullmatch(
+        r"kvlockstep: target 'mine:ignores_its_config': "
+        r"snapshot\(\)\.(page_size|n_rows|pools\['full'\]\.n_pages) is \d+, the config says \d+\n",
+        err,
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "lanes", "names"),
+    [
+        ("reference", [None], ["reference"]),
+        ("mine:make", [None], ["mine"]),
+        ("caches.paged-v2:make:it", [None], ["paged-v2"]),
+        ("odd.:make", [None], ["target"]),
+        ("gpu_impl", ["torch", "interpret", "torch"], ["torch-1", "interpret", "torch-2"]),
+    ],
+)
+def test_worker_is_named_after_its_lane_or_else_its_target(target, lanes, names):
+    assert cli._worker_names(target, lanes) == names
+
+
 # Disks
 
 
@@ -295,7 +371,7 @@ def test_full_disk_ends_the_run_and_keeps_what_was_found(folder):
     assert done.stderr.count("\n") == 1
     assert "state labels" in done.stdout
     assert {path: path.read_bytes() for path in failure_folders(folder)[0].iterdir()} == before
-    assert read_trace(folder / "out" / "worker.died-1.jsonl").ops
+    assert read_trace(folder / "out" / "mine.died-1.jsonl").ops
 
 
 def test_violation_that_no_longer_fits_on_the_disk_is_named_with_its_trace(folder):
@@ -315,20 +391,20 @@ def test_violation_that_no_longer_fits_on_the_disk_is_named_with_its_trace(folde
         "No space left on device; it had found TargetRaised.release.Odd; what it ran: kvlockstep replay" in done.stderr
     )
     assert done.stderr.count("\n") == 1
-    assert isinstance(read_trace(folder / "worker.died-1.jsonl").ops[-1], Release)
+    assert isinstance(read_trace(folder / "mine.died-1.jsonl").ops[-1], Release)
 
 
 def test_folder_that_cannot_be_written_is_named(folder):
     (folder / "out").write_text("in the way")
     is_file = fuzz(folder, "honest")
     below_file = fuzz(folder, "honest", "--out", "out/below")
-    (folder / "other" / "worker.current.jsonl").mkdir(parents=True)
+    (folder / "other" / "mine.current.jsonl").mkdir(parents=True)
     taken = fuzz(folder, "honest", "--out", "other")
 
     assert is_file[0] == USAGE
     assert "Invalid value for '--out': Directory 'out' is a file" in is_file[2]
     assert (below_file[0], below_file[2]) == (BROKEN, "kvlockstep: --out out/below: Not a directory\n")
-    assert (taken[0], taken[2]) == (BROKEN, "kvlockstep: could not write other/worker.current.jsonl: Is a directory\n")
+    assert (taken[0], taken[2]) == (BROKEN, "kvlockstep: could not write other/mine.current.jsonl: Is a directory\n")
 
 
 def test_pipe_that_closes_in_the_middle_ends_the_run_and_keeps_what_was_found(folder):
@@ -360,7 +436,7 @@ def test_interrupt_before_the_first_operation_leaves_at_once(folder):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_in_the_middle_prints_what_was_done(folder, number):
     process = start(folder, "honest", "--seconds", "60")
-    current = folder / "out" / "worker.current.jsonl"
+    current = folder / "out" / "mine.current.jsonl"
     until(lambda: current.exists() and current.stat().st_size > 2000, process)
     process.send_signal(number)
     out, err = process.communicate(timeout=10)
@@ -397,7 +473,7 @@ def test_interrupt_while_minimizing_keeps_the_failure(folder):
 
 def test_workers_end_when_the_command_is_killed(folder):
     process = start(folder, "honest", "--seconds", "60")
-    current = folder / "out" / "worker.current.jsonl"
+    current = folder / "out" / "mine.current.jsonl"
     until(lambda: current.exists() and current.stat().st_size > 2000, process)
     (worker,) = workers_of(folder)
     process.kill()

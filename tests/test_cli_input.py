@@ -200,7 +200,7 @@ def test_gzip_bomb_is_refused_early_in_little_memory(tmp_path):
         (["frobnicate"], "No such command 'frobnicate'; kvlockstep --help says more"),
         (["fuzz", "--sede", "1"], "No such option '--sede'"),
         (["fuzz", "more"], "Got unexpected extra argument"),
-        (["replay"], "Missing argument 'FILE'; kvlockstep replay --help says more"),
+        (["replay"], "Missing argument 'FILE...'; kvlockstep replay --help says more"),
         *[
             (["fuzz", "--seconds", value], "Invalid value for '--seconds': ")
             for value in ("0", "-1", "nan", "inf", "1h")
@@ -211,6 +211,7 @@ def test_gzip_bomb_is_refused_early_in_little_memory(tmp_path):
         (["fuzz", "--seed", str(1 << 63)], "Invalid value for '--seed': "),
         (["fuzz", "--seed", "9" * 5000], "Invalid value for '--seed': "),
         (["fuzz", "--lanes", "torch,warp"], "--lanes 'torch,warp': expected one or more of cuda, interpret, torch"),
+        (["replay", "--write", "x", "y", "z"], "--write x: expected one FILE with it, got 2"),
         (["fuzz", "--lanes", ","], "--lanes ',': expected one or more of cuda, interpret, torch"),
         (
             ["fuzz", "--accept-unobserved", "4"],

@@ -10,6 +10,7 @@ import pytest
 from kvlockstep.fuzz import doctor
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.doctor import targets_here
+from kvlockstep.fuzz.faults import FAULTS as CATALOGUE
 from kvlockstep.fuzz.faults.hunt import Hunt
 from kvlockstep.fuzz.ops import Match, Submit
 from kvlockstep.fuzz.trace import Header, Trace, write_trace
@@ -143,6 +144,35 @@ def test_faults_end_with_a_table_of_what_was_found_so_far(monkeypatch, capsys, t
     assert said in out
     assert "faults, slowest of their seeds" in out
     assert json.loads((tmp_path / "f.json").read_text())[0]["law"] == "LockCountWrong"
+
+
+LONGEST = max(CATALOGUE, key=len)
+PRINT_TABLE = f"""
+from kvlockstep.fuzz import cli
+from kvlockstep.fuzz.faults import FAULTS
+from kvlockstep.fuzz.faults.hunt import Hunt
+chosen = [FAULTS[name] for name in ({LONGEST!r}, "abort-keeps-lock")]
+results = [Hunt(fault.name, 0, True, law, law, 123456, 59.9, 400, 38)
+    for fault in chosen for law in ("RowOffCanonicalPath", "EvictableClaimWrong")]
+cli.print_hunts(cli.console, chosen, results)
+"""
+
+
+@pytest.mark.parametrize("columns", [None, "80", "100", "40"])
+def test_faults_in_a_pipe_keep_names_whole_and_say_which_law_named_them(columns):
+    environ = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    environ |= {"COLUMNS": columns} if columns else {}
+    out = subprocess.run(
+        [sys.executable, "-c", PRINT_TABLE], env=environ, capture_output=True, text=True, check=True
+    ).stdout
+
+    assert out.count("EvictableClaimWrong, ") == out.count("RowOffCanonicalPath") == 2
+    for name in (LONGEST, "abort-keeps-lock"):
+        (line, *_) = [line for line in out.splitlines() if name in line]
+        if columns != "40":
+            assert line.split()[:5] == [name, "2/2", "123,456", "59.9", "38"]
+    if columns != "40":
+        assert " fault caught ops s min " in " ".join(out.split())
 
 
 @pytest.mark.parametrize("path", ["/dev/full", "absent/f.json"])

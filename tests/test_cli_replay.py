@@ -16,6 +16,7 @@ from kvlockstep.fuzz import cli
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.ops import Abort, Alloc, AllocItem, Commit, Evict, Match, Peek, Release, Submit
 from kvlockstep.fuzz.replay import failing_signature
+from kvlockstep.fuzz.replay_files import worst
 from kvlockstep.fuzz.targets.wrong import LeaksOnAbort
 from kvlockstep.fuzz.trace import Header, Trace, read_trace, write_trace
 
@@ -67,7 +68,7 @@ def test_replay_says_failed_when_the_violation_is_there(stored, command):
         code, out, err = command("replay", "--target", LEAKY, stored(header))
 
         assert (code, err) == (VIOLATION, "")
-        assert f"FAILED: {LEAK} at operation 8 of 10" in out
+        assert f"FAILED: {LEAK} at step 8 of 10 operations" in out
         assert "PageLeaked: " in out
         assert f"kvlockstep replay --target {LEAKY} " in out
 
@@ -86,7 +87,7 @@ def test_replay_says_different_when_another_violation_comes(stored, command):
     code, out, _ = command("replay", "--quiet", "--target", LEAKY, stored(header))
 
     assert code == VIOLATION
-    assert out == f"DIFFERENT: {LEAK} at operation 8 of 10, stored was PageOwnedTwice.[red].release\n"
+    assert out == f"DIFFERENT: {LEAK} at step 8 of 10 operations, stored was PageOwnedTwice.[red].release\n"
 
 
 def test_replay_says_refused_all_when_nothing_was_shown(stored, command):
@@ -102,6 +103,76 @@ def test_replay_says_clean_when_nothing_was_stored_and_nothing_came(stored, comm
 
     assert code == CLEAN
     assert out == "CLEAN: 10 operations without a violation\n"
+
+
+@pytest.mark.parametrize(("n_ops", "where"), [(10, "8 of 10 operations"), (9, "8, the last of 9 operations")])
+def test_replay_says_at_which_step_and_whether_it_is_the_last(stored, command, n_ops, where):
+    _, out, _ = command("replay", "--quiet", "--target", LEAKY, stored(ops=OPS[:n_ops]))
+
+    assert out == f"FAILED: {LEAK} at step {where}\n"
+
+
+def test_replay_of_several_traces_prints_a_verdict_for_each(tmp_path, monkeypatch, stored, command):
+    monkeypatch.chdir(tmp_path)
+    honest = replace(HEADER, target="reference")
+    stored(honest, name="clean.jsonl")
+    stored(honest, [Match("r0")], name="refused.jsonl")
+    stored(replace(honest, violates="PageLeaked", signature=LEAK), name="-fixed [red].jsonl")
+
+    assert command("replay", "clean.jsonl", "refused.jsonl", "--", "-fixed [red].jsonl") == (
+        UNKNOWN,
+        "clean.jsonl: CLEAN: 10 operations without a violation\n"
+        "refused.jsonl: REFUSED-ALL: none of 1 operations was done, so nothing was shown\n"
+        f"-fixed [red].jsonl: FIXED: 10 operations without a violation, stored was {LEAK}\n",
+        "",
+    )
+    assert command("replay", "--target", LEAKY, "refused.jsonl", "clean.jsonl", "absent") == (
+        VIOLATION,
+        "refused.jsonl: REFUSED-ALL: none of 1 operations was done, so nothing was shown\n"
+        f"clean.jsonl: FAILED: {LEAK} at step 8 of 10 operations\n",
+        "kvlockstep: absent:1: cannot be read (No such file or directory): name a readable, undamaged trace\n",
+    )
+
+
+def test_replay_of_several_traces_runs_each_on_its_own_lane(tmp_path, monkeypatch, stored, command):
+    monkeypatch.chdir(tmp_path)
+    for lane in ("torch", "interpret"):
+        stored(replace(HEADER, target="gpu_impl", lane=lane), name=lane)
+
+    code, out, err = command("replay", "torch", "interpret")
+
+    assert (code, err) == (CLEAN, "")
+    assert [line.split(": ")[:2] for line in out.splitlines()] == [["torch", "CLEAN"], ["interpret", "CLEAN"]]
+
+
+def test_replay_of_several_traces_names_those_whose_target_left_without_a_verdict(
+    tmp_path, monkeypatch, stored, command
+):
+    (tmp_path / "dying_target.py").write_text("""
+import os
+from kvlockstep.fuzz.targets.reference import ReferenceTarget
+class Dies(ReferenceTarget):
+    def abort(self, request):
+        os._exit(0)
+    def evict(self, n):
+        os.abort()
+""")
+    monkeypatch.chdir(tmp_path)
+    stored(ops=[Abort("r0"), *OPS[:4], Abort("r0")], name="leaves")
+    stored(ops=OPS, name="aborts")
+    stored(ops=OPS[:4], name="clean")
+
+    code, out, err = command("replay", "--target", "dying_target:Dies", "leaves", "aborts", "clean")
+
+    assert code == CRASHED
+    assert out == "clean: CLEAN: 4 operations without a violation\n"
+    assert "kvlockstep: leaves: the process that ran it left with status 0, without a verdict\n" in err
+    assert "kvlockstep: aborts: the process that ran it was killed by SIGABRT, without a verdict\n" in err
+
+
+@pytest.mark.parametrize(("codes", "code"), [([0, 0], 0), ([0, 10], 10), ([10, 11, 2], 2), ([2, 12, 1, 0, 10], 1)])
+def test_worst_of_several_exit_codes_is_the_violation_first(codes, code):
+    assert worst(codes) == code
 
 
 @pytest.mark.parametrize("name", ["again.jsonl", "again.jsonl.gz"])

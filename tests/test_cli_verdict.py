@@ -5,8 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from kvlockstep.fuzz.campaign import verdict_of
+from kvlockstep.fuzz.campaign import remarks, verdict_of
 from kvlockstep.fuzz.cli import console as console_of_commands
+from kvlockstep.fuzz.config import POLICIES
 from kvlockstep.fuzz.crew import WorkerState, follow
 from kvlockstep.fuzz.labels import LABELS, name_of
 from kvlockstep.fuzz.report import print_failure, print_run, unobserved_lines
@@ -14,17 +15,22 @@ from kvlockstep.fuzz.statistics import Statistics
 from kvlockstep.fuzz.worker import Order
 
 CLEAN, VIOLATION, USAGE, UNKNOWN, CRASHED, BROKEN = 0, 1, 2, 10, 11, 12
-ALL = ["drafts", "namespaces"]
+ALL = ["drafts", "namespaces", "sharing"]
 
 
-def worker(name="torch", done=20_000, missed=(), capabilities=ALL, unobserved=()):
+def worker(name="torch", done=20_000, missed=(), capabilities=ALL, unobserved=(), hidden=()):
     """Make the state of a worker that ran for a minute and reached all labels but those missed."""
     state = WorkerState(Order("gpu_impl", "torch", 60.0, 0, "out", name))
     statistics = Statistics(cases=10, cases_under_pressure=5, distinct_cases=9)
     statistics.outcomes.update({("alloc", "done"): done, ("alloc", "OutOfPages"): 1234, ("peek", "UnknownRequest"): 7})
     statistics.labels.update({name_of(label): 5 for label in LABELS if name_of(label) not in missed})
     follow(state, {"event": "ready", "lane": "torch", "capabilities": list(capabilities)})
-    facts = {"seconds": 60.0, "statistics": statistics.to_json(), "unobserved": list(unobserved)}
+    facts = {
+        "seconds": 60.0,
+        "statistics": statistics.to_json(),
+        "unobserved": list(unobserved),
+        "hidden": list(hidden),
+    }
     follow(state, {"event": "end", **facts})
     return state
 
@@ -68,7 +74,45 @@ def test_label_that_takes_a_capability_is_required_of_targets_that_have_it():
     missed = ["draft rejected across page boundary", "same tokens in two namespaces"]
 
     assert verdict_of([worker(missed=missed, capabilities=["policy:lru"])], 60.0).code == CLEAN
+    assert verdict_of([worker(missed=missed, capabilities=["namespaces"])], 60.0).code == CLEAN
     assert verdict_of([worker(missed=missed, capabilities=["drafts"])], 60.0).lines == [f"never reached: {missed[0]}"]
+
+
+def test_label_that_is_told_from_a_hidden_part_is_not_required_and_said_to_be_unobservable():
+    missed = ["row reused", "page reused while old row names it"]
+    blind = worker(missed=missed, hidden=["rows", "evictable_nodes"])
+    seeing = worker("interpret", missed=missed)
+
+    assert verdict_of([blind], 60.0).code == CLEAN
+    assert remarks([blind])[:-1] == [f"label not observable: {name} (needs rows)" for name in missed]
+    assert verdict_of([blind, seeing], 60.0).lines == [f"never reached: {name}" for name in missed]
+    assert remarks([blind, seeing]) == remarks([seeing])
+
+
+def test_hidden_part_excuses_no_label_that_is_told_without_it():
+    verdict = verdict_of([worker(missed=["out of rows"], hidden=["rows"])], 60.0)
+
+    assert (verdict.code, verdict.lines) == (UNKNOWN, ["never reached: out of rows"])
+
+
+def test_label_that_the_target_does_not_promise_is_not_called_unobservable():
+    state = worker(missed=["edge split", "row reused"], hidden=["nodes", "rows"], capabilities=["no_sharing"])
+
+    assert remarks([state])[:-1] == ["label not observable: row reused (needs rows)"]
+
+
+def test_run_says_what_was_drawn_and_what_was_not():
+    policies = [f"policy:{name}" for name in POLICIES]
+    rest = ["namespaces", "private", "priority", "bigram", "drafts"]
+    some = worker(capabilities=["kv", "no_sharing", *policies])
+    everything = worker(capabilities=["kv", "sharing", "no_sharing", *rest, *policies])
+
+    assert remarks([some]) == [
+        f"drawn: no_sharing, {', '.join(policies)}; "
+        f"not drawn, because the target does not promise them: sharing, {', '.join(rest)}"
+    ]
+    assert remarks([everything]) == [f"drawn: {', '.join(['sharing', 'no_sharing', *rest, *policies])}"]
+    assert remarks([WorkerState(some.order)]) == [], "a worker that never began drew nothing"
 
 
 BLIND = [(2, "every_anchor_hangs_on_the_root", ["requests", "anchors"]), (8, "reads_return", ["reads"])]

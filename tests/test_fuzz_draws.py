@@ -84,7 +84,7 @@ def test_every_draw_is_an_operation_when_every_request_fills_its_row_by_a_match(
 
 
 def test_feature_that_the_target_lacks_is_not_drawn():
-    plain = frozenset({"kv"})
+    plain = frozenset({"kv", "sharing"})
     shape = draw_config(plain, 2, 3, 1, 4, 5, 0)
     assert (shape.policy, shape.key_units, shape.prefix_sharing) == ("lru", "token", True)
     assert draw_config(plain, 2, 3, 1, 4, 5, 5).prefix_sharing
@@ -97,6 +97,23 @@ def test_feature_that_the_target_lacks_is_not_drawn():
     source.model.match("r0")
     for drafts in range(16):
         assert source.alloc(0, 0, 20, drafts).batch[0].drafts == ()
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "drawn"),
+    [
+        ({"sharing"}, {True}),
+        ({"no_sharing"}, {False}),
+        ({"sharing", "no_sharing"}, {True, False}),
+    ],
+    ids=["shares", "shares not", "both"],
+)
+def test_prefix_sharing_is_drawn_as_the_target_promises(capabilities, drawn):
+    shapes = [draw_config(frozenset(capabilities), 0, 0, 0, 0, 0, switches) for switches in range(48)]
+    shared = [shape.prefix_sharing for shape in shapes]
+
+    assert set(shared) == drawn
+    assert sum(shared) >= 40 or True not in drawn, "sharing is the normal case"
 
 
 @pytest.mark.parametrize("feature", ["namespaces", "private", "priority", "drafts"])

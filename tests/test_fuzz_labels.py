@@ -9,6 +9,7 @@ import pytest
 
 from kvlockstep.fuzz import labels
 from kvlockstep.fuzz.config import CacheConfig
+from kvlockstep.fuzz.label_needs import NEEDED_PARTS, hidden_from_labels
 from kvlockstep.fuzz.labels import LABELS, Memory, name_of, reached
 from kvlockstep.fuzz.lockstep import Lockstep
 from kvlockstep.fuzz.ops import (
@@ -27,6 +28,7 @@ from kvlockstep.fuzz.ops import (
     kind_of,
 )
 from kvlockstep.fuzz.targets.reference import ReferenceTarget
+from kvlockstep.invariants import FULL
 
 PAGES_OF_2 = CacheConfig(page_size=2, n_pages=8, n_rows=3, max_context_len=12)
 PAGES_OF_1 = replace(PAGES_OF_2, page_size=1)
@@ -398,13 +400,27 @@ MISS = [
 ]
 
 
-def labels_of_last(case):
-    """Run a trace and return the labels that its last operation reached."""
+HIDEABLE = ("rows", "row_generations", "requests", "nodes", "free_pages", "ages")
+
+
+def without(snapshot, hidden):
+    """Take parts of a snapshot away."""
+    pool, nodes = snapshot.pools[FULL], snapshot.nodes
+    if "ages" in hidden:
+        nodes = [replace(view, stamp=None, created=None, hits=None, priority=None) for view in nodes]
+    fields = {part: None for part in hidden if part not in ("free_pages", "ages")}
+    pools = {FULL: replace(pool, free_pages=None)} if "free_pages" in hidden else snapshot.pools
+    return replace(snapshot, **{"pools": pools, "nodes": nodes, **fields})
+
+
+def labels_of_last(case, hidden=()):
+    """Run a trace and return the labels that its last operation reached, told without the hidden parts."""
     memory = Memory(case.config)
     names = []
 
     def watch(op, seen):
-        names.append(reached(seen, memory))
+        before, now = without(seen.before, hidden), without(seen.now, hidden)
+        names.append(reached(replace(seen, before=before, now=now), memory))
 
     lockstep = Lockstep(case.config, ReferenceTarget(case.config), watch=watch)
     outcomes = [lockstep.run(op).refused for op in case.ops]
@@ -433,6 +449,29 @@ def test_label_has_cases_that_reach_and_miss_it_by_an_operation_it_is_asked_afte
         kinds = {kind_of(case.ops[-1]) for case in cases if case.label is label}
         assert kinds, f"{label.__name__} has no case"
         assert kinds <= set(LABELS[label]), f"{label.__name__} is asked after {LABELS[label]}"
+
+
+@pytest.mark.parametrize("label", LABELS, ids=lambda label: label.__name__)
+def test_label_is_told_from_the_parts_that_it_needs_and_from_no_other(label):
+    cases = [case for case in REACH if case.label is label]
+    needed = NEEDED_PARTS.get(label, ())
+    for part in needed:
+        assert not [case.what for case in cases if name_of(label) in labels_of_last(case, [part])], part
+
+    # a node without ages is hidden where nodes are
+    others = [part for part in HIDEABLE if part not in needed and not (part == "ages" and "nodes" not in needed)]
+    assert [case.what for case in cases if name_of(label) not in labels_of_last(case, others)] == []
+
+
+def test_each_part_is_named_when_it_is_hidden():
+    lockstep = Lockstep(PAGES_OF_2, ReferenceTarget(PAGES_OF_2))
+    for op in ONE_EDGE:
+        lockstep.run(op)
+
+    assert hidden_from_labels(lockstep.now) == set()
+    for part in HIDEABLE:
+        assert hidden_from_labels(without(lockstep.now, [part])) == {part}
+    assert set(HIDEABLE) == {part for parts in NEEDED_PARTS.values() for part in parts}
 
 
 def test_label_names_are_different():

@@ -448,6 +448,66 @@ def test_snapshot_of_another_type_is_named_when_the_first_one_was_right():
         run_all(lockstep, started("r0", (1,)))
 
 
+def spoil(snapshot, *path, value):
+    *parts, last = path
+    for part in parts:
+        snapshot = getattr(snapshot, part) if isinstance(part, str) else snapshot[part]
+    if isinstance(last, str):
+        setattr(snapshot, last, value)
+    else:
+        snapshot[last] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "text"),
+    [
+        (("rows", 0), {}, "rows[0]: expected a view with row, got dict {}"),
+        (("rows", 0, "slots"), (1, 2), "rows[0].slots: expected a list of int, got (1, 2)"),
+        (("requests", 0, "state"), "running", "requests[0].state: expected one of MATCHED, RUNNING, IN_FLIGHT"),
+        (("requests", 0, "state"), None, "requests[0].state: expected one of MATCHED, RUNNING, IN_FLIGHT, got None"),
+        (("nodes", 0, "slots"), [2, 3], "nodes[0].slots: expected a dict of lists of int by pool, got [2, 3]"),
+        (("nodes", 0, "lock_ref"), None, "nodes[0].lock_ref: expected an int, got None"),
+        (("nodes", 0, "namespace"), "lora", "nodes[0].namespace: expected a tuple of three, got 'lora'"),
+        (("row_generations",), [0], "row_generations: expected n_rows + 1 = 4 entries, got 1"),
+        (("evictable_nodes",), ["a"], "evictable_nodes: expected a list of int, got list ['a']"),
+    ],
+)
+def test_malformed_part_of_a_snapshot_is_named_as_the_targets(path, value, text):
+    class Malformed(ReferenceTarget):
+        def snapshot(self):
+            snapshot = super().snapshot()
+            if snapshot.nodes and snapshot.rows:
+                spoil(snapshot, *path, value=value)
+            return snapshot
+
+    violation = raised_by([*started("r0", (1, 2, 3)), Checkpoint("r0")], Malformed)
+
+    assert type(violation) is OutcomeDiffers
+    assert violation.headline.startswith(f"snapshot is malformed: {text}")
+
+
+@pytest.mark.parametrize("method", ["read_kv", "read_slots"])
+def test_reading_of_another_type_is_named_as_the_targets(method):
+    target = ReferenceTarget(CONFIG)
+    lockstep = Lockstep(CONFIG, target)
+    setattr(target, method, lambda *arguments: (1, 2))
+
+    with pytest.raises(TargetRaised, match="returned tuple, expected a list of plain ints"):
+        run_all(lockstep, started("r0", (1, 2)))
+
+
+def test_crash_says_what_the_model_expected():
+    class Raises(ReferenceTarget):
+        def alloc(self, batch):
+            raise RuntimeError("CUDA out of memory")
+
+    facts = dict(raised_by(started("r0", (1, 2))[:3], Raises).facts)
+    refused = dict(raised_by(started("r0", (1,) * 8)[:3], Raises, replace(CONFIG, n_pages=3)).facts)
+
+    assert facts["expected"] == "done"
+    assert refused["expected"] == "refused with OutOfPages"
+
+
 class ReadsRowsOnly(ReferenceTarget):
     """Promises "kv" and has no way to read a slot that stands in no row."""
 

@@ -1,6 +1,7 @@
 """The minimizer: reaches the shortest trace, keeps the cause, saves only what fails, and stops in time."""
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -254,3 +255,19 @@ def test_minimizer_names_requests_and_tokens_in_order_of_appearance():
 
     assert search.run()
     assert search.ops == (Submit("r0", (1,)), Match("r0"), Alloc((AllocItem("r0", 1),)), Commit("r0", 0), Abort("r0"))
+
+
+class SharesNothing(wrong.LeaksOnAbort):
+    def __init__(self, config):
+        super().__init__(config)
+        self.capabilities = frozenset({"kv", "no_sharing", "policy:fifo"})
+
+
+def test_minimizer_keeps_what_the_target_promises():
+    config = replace(CONFIG, policy="fifo", prefix_sharing=False)
+    ops = [*started("r0", (1, 2, 3)), Abort("r0")]
+    signature, _ = failing_signature(config, ops, SharesNothing)
+    search = Minimizer(config, tuple(ops), SharesNothing, signature, seconds=60)
+
+    assert search.run()
+    assert (search.config.policy, search.config.prefix_sharing) == ("fifo", False)

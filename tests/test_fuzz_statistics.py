@@ -4,17 +4,21 @@ import json
 
 import pytest
 
-from kvlockstep.fuzz.campaign import NEEDED_CAPABILITIES, merged, shortfalls, verdict_of
+from kvlockstep.fuzz.campaign import merged, remarks, shortfalls, verdict_of
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.crew import WorkerState, follow
 from kvlockstep.fuzz.exits import BROKEN, CLEAN, CRASHED, UNKNOWN, USAGE, VIOLATION
+from kvlockstep.fuzz.label_needs import NEEDED_CAPABILITIES
 from kvlockstep.fuzz.labels import LABELS, Memory, name_of
+from kvlockstep.fuzz.machine import run_cases
 from kvlockstep.fuzz.ops import Alloc, AllocItem, Commit, Evict, Match, Release, Submit
 from kvlockstep.fuzz.replay import run_ops
 from kvlockstep.fuzz.statistics import CaseWatcher, Statistics
+from kvlockstep.fuzz.target_check import CAPABILITIES as KNOWN
+from kvlockstep.fuzz.target_check import defect_of
 from kvlockstep.fuzz.targets.reference import ReferenceTarget
-from kvlockstep.fuzz.worker import Order
-from kvlockstep.invariants import Observation
+from kvlockstep.fuzz.worker import Order, Worker
+from kvlockstep.invariants import FULL, Observation
 
 ONE_PAGE = CacheConfig(page_size=2, n_pages=1, n_rows=1, max_context_len=4)
 FILLED = [Submit("r0", (1, 2)), Match("r0"), Alloc((AllocItem("r0", 2),)), Commit("r0", 2)]
@@ -30,7 +34,7 @@ def good_statistics(done=20_000, cases=100):
     return statistics
 
 
-CAPABILITIES = sorted(set(NEEDED_CAPABILITIES.values()))
+CAPABILITIES = sorted({name for names in NEEDED_CAPABILITIES.values() for name in names})
 
 
 def worker(lane="torch", **known):
@@ -207,7 +211,9 @@ def test_label_that_was_never_reached_is_unknown(label):
 
 
 @pytest.mark.parametrize(
-    ("label", "capability"), NEEDED_CAPABILITIES.items(), ids=lambda item: getattr(item, "__name__", item)
+    ("label", "capability"),
+    [(label, name) for label, names in NEEDED_CAPABILITIES.items() for name in names],
+    ids=lambda item: getattr(item, "__name__", item),
 )
 def test_label_that_needs_what_the_target_lacks_is_not_required(label, capability):
     statistics = good_statistics()
@@ -248,9 +254,15 @@ def test_reports_of_a_worker_move_its_state_on():
     stages = []
     for event in (
         {"event": "ready", "lane": "torch", "capabilities": ["drafts"]},
-        {"event": "progress", "seconds": 1.5, "statistics": good_statistics(10).to_json(), "unobserved": []},
+        {
+            "event": "progress",
+            "seconds": 1.5,
+            "statistics": good_statistics(10).to_json(),
+            "unobserved": [],
+            "hidden": [],
+        },
         {"event": "found", "signature": "PageLeaked.abort", "folder": "out/x", "seconds": 2.0, "operations": 10},
-        {"event": "end", "seconds": 3.0, "statistics": good_statistics(11).to_json(), "unobserved": []},
+        {"event": "end", "seconds": 3.0, "statistics": good_statistics(11).to_json(), "unobserved": [], "hidden": []},
     ):
         follow(state, event)
         stages.append(state.stage)
@@ -258,3 +270,96 @@ def test_reports_of_a_worker_move_its_state_on():
     assert stages == ["running", "running", "minimizing", "ended"]
     assert (state.lane, state.seconds, state.statistics.done, state.ended) == ("torch", 3.0, 11, True)
     assert state.failure["signature"] == "PageLeaked.abort"
+
+
+# Targets that show or promise less
+
+
+def hiding(*parts):
+    """Make a target that does not show some parts."""
+
+    class Hiding(ReferenceTarget):
+        def snapshot(self):
+            snapshot = super().snapshot()
+            for part in parts:
+                setattr(snapshot.pools[FULL] if part == "free_pages" else snapshot, part, None)
+            return snapshot
+
+    return Hiding
+
+
+def promising(*names):
+    """Make a target that promises these capabilities and no other."""
+
+    class Promising(ReferenceTarget):
+        def __init__(self, config):
+            super().__init__(config)
+            self.capabilities = frozenset(names)
+
+    return Promising
+
+
+def state_of_run(factory, out, accepted, batches=10):
+    """Run batches of cases as a worker does, until all is clean: how far that is depends on no clock."""
+    order = Order("mine:make", None, 600.0, 0, str(out), "worker")
+    work = Worker(order, factory, lambda event, **facts: None)
+    state = WorkerState(order)
+    follow(state, {"event": "ready", "lane": work.lane, "capabilities": sorted(work.capabilities)})
+    for batch in range(batches):
+        run_cases(work, batch, n_cases=20, steps=90)
+        follow(state, json.loads(json.dumps({"event": "end", **work.facts()})))
+        if verdict_of([state], 3.0, accepted).code == CLEAN:
+            break
+    return state
+
+
+@pytest.mark.parametrize(
+    ("factory", "laws"),
+    [
+        (hiding("rows"), (1, 2, 3)),
+        (hiding("nodes"), (1, 2, 3)),
+        (hiding("requests"), (1, 2, 3)),
+        (hiding("free_pages"), (1, 3)),
+        (promising("kv", "sharing", "policy:lru"), ()),
+        (promising("kv", "no_sharing", "policy:lru"), ()),
+    ],
+    ids=["rows", "nodes", "requests", "free pages", "plain", "pure paged allocator"],
+)
+def test_target_is_clean_within_seconds_whatever_it_does_not_show_or_promise(tmp_path, factory, laws):
+    state = state_of_run(factory, tmp_path, laws)
+
+    assert verdict_of([state], 3.0, laws).lines == [
+        "clean: no law was broken, and every required state was reached",
+        *(f"clean but for law {law}: not observed, accepted by --accept-unobserved {law}" for law in laws),
+    ]
+    for law in laws:
+        verdict = verdict_of([state], 3.0, set(laws) - {law})
+        assert verdict.code == UNKNOWN
+        assert only_line(verdict).startswith(f"law {law} was not observed")
+
+
+def test_target_that_hides_rows_has_the_labels_named_that_are_told_from_rows(tmp_path):
+    state = state_of_run(hiding("rows"), tmp_path, (1, 2, 3), batches=1)
+
+    assert state.hidden == ["rows"]
+    assert "label not observable: row reused (needs rows)" in remarks([state])
+
+
+@pytest.mark.parametrize(
+    ("names", "defect"),
+    [
+        (("sharing", "policy:lru"), None),
+        (KNOWN, None),
+        (("nosharing", "policy:lru"), "capabilities names 'nosharing', which is none: did you mean 'no_sharing'?"),
+        (("sharing", "LRU"), "capabilities names 'LRU', which is none: did you mean 'policy:lru'?"),
+        (("sharing", "policy:lruu"), "capabilities names 'policy:lruu', which is none: did you mean 'policy:lru'?"),
+        (("sharing", "policy:lru", "?"), "capabilities names '?', which is none: expected some of kv, sharing, "),
+        (("sharing",), "capabilities names no policy, expected one or more of policy:lru, policy:mru, "),
+        (("kv", "policy:lru"), "capabilities names neither 'sharing' (it runs with prefix_sharing=True) nor 'no_sh"),
+    ],
+)
+def test_capabilities_are_known_and_name_a_policy_and_whether_prefixes_are_shared(names, defect):
+    config = CacheConfig()
+    said = defect_of(promising(*names)(config), config)
+
+    assert said == defect or (said and defect and said.startswith(defect))

@@ -1,4 +1,4 @@
-"""Who may import whom (DESIGN section 2), read off the syntax trees; and tests of that rule on bad samples.
+"""Who may import whom, read off the syntax trees; and tests of that rule on bad samples.
 
 Not verified: names put together at run time, and what third-party packages import.
 """

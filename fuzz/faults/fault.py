@@ -37,7 +37,7 @@ class Fault:
     module: str  # file name within the target's package
     old: str
     new: str
-    laws: tuple[str, ...]  # the one to three violation classes that may name it
+    laws: tuple[str, ...]  # the one to three violation classes that may name it; Divergence stands for all of its kind
     bug: str | None = None  # project and number
     lane: str = "torch"  # the lane on which it is looked for; a fault in kernel source needs "interpret"
     target: str = "gpu_impl"

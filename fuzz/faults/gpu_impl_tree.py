@@ -32,7 +32,7 @@ TREE_FAULTS = (
         new="            child = next(\n"
         "                (c for k, c in children.items() if (k[1] if node == ROOT else k) == first), None\n"
         "            )",
-        laws=("MatchedUncommitted", "TreeDiffers"),
+        laws=("MatchedUncommitted", "Divergence"),
     ),
     Fault(
         name="evict-takes-inner-node",
@@ -115,7 +115,7 @@ TREE_FAULTS = (
         "            same = lambda key: (spell(key[0]), key[1]) == (spell(namespace), first)\n"
         "            child = next((children[key] for key in children if same(key)), None) if node == ROOT else "
         "children.get(first)",
-        laws=("MatchedUncommitted",),
+        laws=("MatchedUncommitted", "Divergence"),
     ),
     Fault(
         name="bigram-page-compared-as-tokens",
@@ -125,7 +125,7 @@ TREE_FAULTS = (
         module="tree.py",
         old="middle * self.page_bytes + self.overlap_bytes\n",
         new="middle * self.page_bytes\n",
-        laws=("OutcomeDiffers", "EdgeMalformed", "RequestsDiffer"),
+        laws=("EdgeMalformed", "Divergence"),
     ),
     Fault(
         name="slru-protects-one-hit-too-late",

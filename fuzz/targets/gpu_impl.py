@@ -47,7 +47,7 @@ class GpuImplTarget:
     name = "gpu_impl"
     conformance: Literal["exact", "legal"] = "exact"
     capabilities = frozenset(
-        {"namespaces", "private", "bigram", "drafts", "no_sharing", "priority", "kv"}
+        {"namespaces", "private", "bigram", "drafts", "sharing", "no_sharing", "priority", "kv"}
         | {f"policy:{policy}" for policy in POLICIES}
     )
 

@@ -29,7 +29,7 @@ class ReferenceTarget:
 
     def __init__(self, config: CacheConfig) -> None:
         self.capabilities = frozenset(
-            ["namespaces", "private", "bigram", "drafts", "no_sharing", "priority", "kv"]
+            ["namespaces", "private", "bigram", "drafts", "sharing", "no_sharing", "priority", "kv"]
             + [f"policy:{policy}" for policy in POLICIES]
         )
         self.cache = new_cache(config)
