@@ -155,6 +155,7 @@ class Lockstep:
             return outcome
 
         seen = Observation(self.step, kind, named_requests(op), 0, None, before, before, written=self.runner.written)
+        seen.key_units = self.config.key_units
         for name in seen.requests:
             if name in self.model.requests:
                 seen.fingerprints[name] = self.runner.fingerprints(name, self.model.requests[name])

@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvlockstep.fuzz.config import CacheConfig
+from kvlockstep.fuzz.dispatch import model_arguments
 from kvlockstep.fuzz.labels import Memory
 from kvlockstep.fuzz.model_runner import ModelRunner
 from kvlockstep.fuzz.ops import (
@@ -131,6 +132,7 @@ class Walker:
         """Say what an operation asks for; of a refused one that is all there is to see."""
         cache = self.cache
         seen = Observation(0, kind_of(op), named_requests(op), 0, refused, now, now, written=self.runner.written)
+        seen.key_units = self.cache.key_units
         for name in seen.requests:
             if name in cache.requests:
                 seen.fingerprints[name] = self.runner.fingerprints(name, cache.requests[name])
@@ -150,7 +152,7 @@ class Walker:
         if isinstance(op, Commit):
             runner.land(op.request)
             self.holds.pop(op.request)
-        value = getattr(cache, seen.kind)(*arguments_of(op))
+        value = getattr(cache, seen.kind)(*model_arguments(op))
         seen.now = snapshot_of(cache)
         if isinstance(op, Alloc):
             assert isinstance(value, Allocated)
@@ -181,25 +183,6 @@ class Walker:
             self.runner.launch(item.request, r, write_set, item.drafts)
 
 
-def arguments_of(op: Op) -> tuple[object, ...]:
-    """Return what the model's method of the same name takes."""
-    match op:
-        case Submit(request, tokens, namespace, priority, private):
-            return (request, tokens, namespace, priority, private)
-        case Alloc(batch):
-            return ([(item.request, item.n, item.drafts) for item in batch],)
-        case Commit(request, kept, sampled):
-            return (request, kept, sampled)
-        case Retract(request, publish):
-            return (request, publish)
-        case Evict(n):
-            return (n,)
-        case Reset():
-            return ()
-        case Peek(request) | Match(request) | Checkpoint(request) | Release(request) | Abort(request):
-            return (request,)
-
-
 def explore(
     world: World, check: Check | None = None, label: Label | None = None, max_states: int | None = None
 ) -> Report:
@@ -228,7 +211,7 @@ def explore(
         before, key = snapshot_of(here.cache), state_key(here.cache)
         report.depth = depth
         for op in ops:
-            kind, arguments = kind_of(op), arguments_of(op)
+            kind, arguments = kind_of(op), model_arguments(op)
             refusal = here.cache.refusal(kind, *arguments)
             if refusal is not None:
                 _assert_refused(here.cache, kind, arguments, refusal.kind)

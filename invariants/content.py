@@ -74,7 +74,7 @@ def match_leaves_a_token_to_compute(seen: Seen) -> None:
         return
     name = observation.requests[0]
     n_tokens = len(observation.fingerprints[name])
-    pairs = any(isinstance(node.units[0], tuple) for node in (observation.now.nodes or [])[:1] if node.units)
+    pairs = observation.key_units == "bigram"
     longest = max(0, n_tokens - (2 if pairs else 1)) // page_size * page_size
     if observation.matched_len % page_size or not 0 <= observation.matched_len <= longest:
         raise MatchTooLong(

@@ -138,6 +138,7 @@ class Observation:
     before: Snapshot
     now: Snapshot
     matched_len: int | None = None  # peek, match
+    key_units: str = "token"  # or "bigram"
     write_sets: list[list[int]] | None = None  # alloc, in batch order
     evicted: list[list[int]] = field(default_factory=list)  # freed slots per node, in victim order
     holds: dict[str, Hold] = field(default_factory=dict)  # of all requests in flight after this operation

@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.faults import FAULTS, Fault
 from kvlockstep.fuzz.faults.fault import KINDS
 from kvlockstep.fuzz.faults.gpu_impl import GPU_IMPL_FAULTS
+from kvlockstep.fuzz.faults.hunt import may_name
 from kvlockstep.fuzz.faults.patching import FaultDoesNotApply, patched_package
 from kvlockstep.fuzz.lockstep import TargetRaised
 from kvlockstep.fuzz.registry import TargetUnusable, factory_for
@@ -147,3 +149,12 @@ def test_unknown_fault_makes_the_target_unusable():
 def test_fault_of_another_target_makes_the_target_unusable():
     with pytest.raises(TargetUnusable, match="is one of target 'gpu_impl', not of 'reference'"):
         factory_for("reference", "abort-keeps-lock")
+
+
+def test_divergence_stands_for_every_way_to_differ_and_no_law():
+    fault = replace(next(iter(FAULTS.values())), laws=("PageLeaked", "Divergence"))
+
+    assert may_name(fault, "TreeDiffers")
+    assert may_name(fault, "PageLeaked")
+    assert not may_name(fault, "PageOwnedTwice")
+    assert not may_name(replace(fault, laws=("PageLeaked",)), "TreeDiffers")

@@ -23,8 +23,13 @@ def assert_caught_and_not_made_longer(fault, found):
 
 def hunt_for(fault):
     @pytest.mark.parametrize("seed", range(3), ids="seed{}".format)
-    def test(seed):
-        assert_caught_and_not_made_longer(fault, hunt(fault, seed, SECONDS, MINIMIZE_SECONDS))
+    def test(seed, record_property):
+        found = hunt(fault, seed, SECONDS, MINIMIZE_SECONDS)
+
+        cost = f"{found.operations:>6} operations {found.seconds:>5.1f} s"
+        length = f"{found.found_len:>2} to {found.minimized_len:>2}"
+        record_property("show", f"fault {fault.name:<36} seed {seed}: {cost}, {length}, {found.law}")
+        assert_caught_and_not_made_longer(fault, found)
 
     return test
 

@@ -538,6 +538,7 @@ def match_ends_inside_a_page(seen, recount):
 
 @breaks(MatchTooLong, "match")
 def match_of_pairs_leaves_no_pair_to_compute(seen, recount):
+    seen.key_units = "bigram"
     for view in seen.now.nodes:
         view.units = list(zip(view.units, view.units[1:] + view.units[:1], strict=True))
     seen.fingerprints["r2"] = seen.fingerprints["r2"][:5]

@@ -42,7 +42,7 @@ TREE_FAULTS = (
         module="tree.py",
         old="        if node != ROOT and self.lock_ref[node] == 0 and self.children[node] is None:",
         new="        if node != ROOT and self.lock_ref[node] == 0:",
-        laws=("EvictableSetWrong", "LinksDisagree"),
+        laws=("EvictableSetWrong", "LinksDisagree", "PageLeaked"),
     ),
     Fault(
         name="split-dates-lower-half-new",
