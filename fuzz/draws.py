@@ -178,7 +178,7 @@ class Draws:
         known = left + 1 if how == 30 else chunks[how % 4] if 1 <= how <= 12 else left
         known = max(1, known if how == 30 else min(known, left))
         guessed: list[int] = []
-        if how == 27:  # no known token, or drafts behind only some of them
+        if how == 27 and "drafts" in self.capabilities:  # no known token, or drafts behind only some of them
             return AllocItem(name, 1, (1,)) if drafts % 2 else AllocItem(name, left, (1,))
         if known == left and "drafts" in self.capabilities:
             request = self.model.requests[name]

@@ -231,3 +231,13 @@ def test_short_run_is_mostly_done_often_under_pressure_and_reaches_nearly_every_
     assert counts.cases_under_pressure >= 0.2 * counts.cases
     assert len(missing) <= 8
     assert {kind for kind, outcome in counts.outcomes if outcome == "done"} == set(WEIGHTS)
+
+
+def test_drafts_are_never_drawn_for_a_target_without_them():
+    shape = CacheConfig(page_size=2)
+    source = Draws(shape, new_cache(shape), frozenset({"sharing", "policy:lru"}))
+    source.model.submit("r0", (1, 2, 3), NAMESPACES[0])
+    source.model.match("r0")
+    batches = [source.alloc(0, 0, how, drafts).batch for how in range(32) for drafts in range(16)]
+
+    assert [item for batch in batches for item in batch if item.drafts] == []
