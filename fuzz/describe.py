@@ -36,7 +36,8 @@ def describe_config(config: CacheConfig) -> str:
     shown += [
         f.name for f in fields(config) if f.name not in shown and getattr(config, f.name) != getattr(plain, f.name)
     ]
-    return " ".join(f"{name}={getattr(config, name)}" for name in shown)
+    values = {name: getattr(config, name) for name in shown}
+    return " ".join(f"{name}={','.join(value) if name == 'options' else value}" for name, value in values.items())
 
 
 def signature_of(violation: Violation, kind: str) -> str:

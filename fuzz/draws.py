@@ -29,6 +29,7 @@ from kvlockstep.fuzz.ops import (
     Retract,
     Submit,
 )
+from kvlockstep.fuzz.trace_bounds import MAX_DRAFTS
 from kvlockstep.reference.cache import Cache
 
 N_NAMES = 6
@@ -70,12 +71,21 @@ def prompt(family: int, cut: int, branch: int, extra: int) -> tuple[int, ...]:
 
 
 class Draws:
-    """Operations for one case. ``namespaces``, ``private``, ``drafts`` say which features the target has."""
+    """Operations for one case, of the features that the target of this case promises.
 
-    def __init__(self, config: CacheConfig, model: Cache, capabilities: frozenset[str]) -> None:
+    With ``may_evict_ahead`` the target may evict before it refuses, which takes a batch that its room does not hold.
+    """
+
+    def __init__(
+        self, config: CacheConfig, model: Cache, capabilities: frozenset[str], *, may_evict_ahead: bool = False
+    ) -> None:
         self.config = config
         self.model = model
         self.capabilities = capabilities
+        self.may_evict_ahead = may_evict_ahead
+        self._namespaces = [space for space in NAMESPACES if not space[2] or "content_ids" in capabilities]
+        if "namespaces" not in capabilities:
+            self._namespaces = [NAMESPACES[0]]
 
     def _in(self, *states: str) -> list[str]:
         return [name for name, request in self.model.requests.items() if request.state in states]
@@ -102,7 +112,7 @@ class Draws:
         if switch == 29:
             tokens = (*tokens[:-1], LARGEST_TOKEN)
         # half of all requests live in the plain namespace, so that sharing stays the normal case
-        namespace = NAMESPACES[max(0, space - len(NAMESPACES))] if "namespaces" in self.capabilities else NAMESPACES[0]
+        namespace = self._namespaces[max(0, space - len(NAMESPACES)) % len(self._namespaces)]
         private = switch in (27, 28) and "private" in self.capabilities
         priority = switch % 4 if "priority" in self.capabilities else 0
         if (4 <= switch < 14 or switch == 28) and (
@@ -165,6 +175,9 @@ class Draws:
                 return Abort(stuck)  # what it matched fills a row: nothing but an end can come
             return self.submit(who, 1 + how % 3, drafts % 3 - 1, how, who, how)
         first = who % len(ready)
+        if self.may_evict_ahead and 13 <= how < 19 and (decoding := self._decoding(ready)):
+            # what an engine may evict for and still refuse: all that decode, with as many guesses as their rows hold
+            return Alloc(tuple(self._guessing(name, drafts) for name in decoding))
         batch = (ready[first:] + ready[:first])[: 1 + size % 3]
         newcomers = [name for name in batch if name not in holders]
         if how < 26 and len(newcomers) > self.config.n_rows - len(holders):
@@ -188,6 +201,16 @@ class Draws:
             guessed = [token_at(drafts % N_FAMILIES, len(request.tokens) + i) for i in range(count)]
         return AllocItem(name, known + len(guessed), tuple(guessed))
 
+    def _decoding(self, ready: list[str]) -> list[str]:
+        return [name for name in self._in("RUNNING") if name in ready and self._unknown_left(name) == 1]
+
+    def _guessing(self, name: str, drafts: int) -> AllocItem:
+        request = self.model.requests[name]
+        room = self.config.max_context_len - request.committed_len - 1 if "drafts" in self.capabilities else 0
+        room = min(room, MAX_DRAFTS)
+        guessed = tuple(token_at(drafts % N_FAMILIES, len(request.tokens) + i) for i in range(room))
+        return AllocItem(name, 1 + room, guessed)
+
     def commit(self, who: int, how: int, token: int) -> Op:
         flying = self._in("IN_FLIGHT")
         name = self._pick(flying, who)
@@ -199,7 +222,8 @@ class Draws:
         n, n_drafts = request.in_flight_n, len(request.drafts)
         known = n - n_drafts
         some = known + n_drafts // 2
-        kept = {31: n + 1, 30: -1, 29: 0, 1: 0, 5: 0, 2: known, 6: known, 3: some, 7: some}.get(how, n)
+        none = 0 if "discards" in self.capabilities else n
+        kept = {31: n + 1, 30: -1, 29: none, 1: none, 5: none, 2: known, 6: known, 3: some, 7: some}.get(how, n)
         may_sample = known == len(request.tokens) - request.committed_len and kept >= known
         if how == 4:  # no sampling after the last chunk, or a token too early
             return Commit(name, kept, () if may_sample else (1,))
@@ -247,4 +271,6 @@ class Draws:
         if who % 4:
             return self.checkpoint(who, who % 23)
         name = live[who % len(live)]
-        return Commit(name, 0) if name in self._in("IN_FLIGHT") else Release(name) if who & 8 else Abort(name)
+        if name in self._in("IN_FLIGHT"):
+            return Commit(name, 0 if "discards" in self.capabilities else self.model.requests[name].in_flight_n)
+        return Release(name) if who & 8 else Abort(name)

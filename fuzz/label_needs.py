@@ -23,6 +23,7 @@ from kvlockstep.fuzz.labels import (
     partial_last_page_at_abort,
     partial_last_page_at_checkpoint,
     partial_last_page_at_release,
+    pass_thrown_away,
     pending_abort_landed,
     pool_exactly_full,
     reset_with_old_handles_alive,
@@ -43,7 +44,7 @@ NEEDED_PARTS: dict[Label, tuple[str, ...]] = {
     partial_last_page_at_release: ("requests",),
     partial_last_page_at_abort: ("requests",),
     eviction_made_parent_evictable: ("nodes",),
-    eviction_skipped_locked_leaf: ("nodes", "ages"),
+    eviction_skipped_locked_leaf: ("nodes", "ages", "hits", "priority"),
     **dict.fromkeys(VICTIM_CHOSEN.values(), ("nodes",)),
     row_reused: ("rows", "row_generations"),
     page_reused_while_old_row_names_it: ("rows",),
@@ -56,7 +57,20 @@ NEEDED_PARTS: dict[Label, tuple[str, ...]] = {
     same_tokens_in_two_namespaces: ("nodes",),
     reset_with_old_handles_alive: ("row_generations",),
 }
-"""Parts of a snapshot without which a label is never reached; ``ages`` are stamps, creation ticks, hits, priorities."""
+"""Parts of a snapshot without which a label is never reached; ``ages`` are stamps and creation ticks of nodes."""
+
+LARGER_PAGES = "pages of more than one token"
+"""No part of a snapshot, yet hidden where a target takes pages of one token only."""
+
+NEED_LARGER_PAGES = (
+    split_at_page_boundary_inside_edge,
+    partial_last_page_at_checkpoint,
+    partial_last_page_at_release,
+    partial_last_page_at_abort,
+)
+
+PARTS_OF_NODES = {"ages": ("stamp", "created"), "hits": ("hits",), "priority": ("priority",)}
+"""Parts that only the comparison with the model and labels read, with their fields in a node."""
 
 _OF_SHARING = (
     edge_split,
@@ -76,23 +90,38 @@ NEEDED_CAPABILITIES: dict[Label, tuple[str, ...]] = {
     same_tokens_in_two_namespaces: ("sharing", "namespaces"),
     **{label: ("sharing", f"policy:{policy}") for policy, label in VICTIM_CHOSEN.items()},
     draft_rejected_across_page_boundary: ("drafts",),
+    pass_thrown_away: ("discards",),
 }
 """Capabilities that a target must have all of, for a label to be reached on it."""
 
+NEEDED_ONE_OF: dict[Label, tuple[str, ...]] = {tail_reused_without_new_page: ("drafts", "discards")}
+"""Capabilities that a target must have one of: else whatever is allocated is committed."""
 
-def is_promised(label: Label, capabilities: Collection[str]) -> bool:
-    return set(NEEDED_CAPABILITIES.get(label, ())).issubset(capabilities)
+IMPOSSIBLE_WITH: dict[Label, str] = dict.fromkeys(
+    (edge_split, split_at_page_boundary_inside_edge, locked_edge_split), "page_nodes"
+)
+"""Labels that an allowance makes impossible: an edge of one page is never split."""
+
+
+def is_promised(label: Label, capabilities: Collection[str], allowances: Collection[str] = ()) -> bool:
+    """Tell whether a target with these capabilities, and these allowances declared, can reach a label at all."""
+    if not set(NEEDED_CAPABILITIES.get(label, ())).issubset(capabilities):
+        return False
+    one_of = NEEDED_ONE_OF.get(label)
+    return (one_of is None or not set(one_of).isdisjoint(capabilities)) and IMPOSSIBLE_WITH.get(label) not in allowances
 
 
 def hidden_from(label: Label, hidden: Collection[str]) -> list[str]:
     """List the parts that a label needs and that are hidden."""
-    return [part for part in NEEDED_PARTS.get(label, ()) if part in hidden]
+    needed = (*NEEDED_PARTS.get(label, ()), *((LARGER_PAGES,) if label in NEED_LARGER_PAGES else ()))
+    return [part for part in needed if part in hidden]
 
 
 def hidden_from_labels(snapshot: Snapshot) -> set[str]:
     """Name the parts that the snapshot does not show, those included that labels alone read."""
     hidden = hidden_parts(snapshot)
     for view in snapshot.nodes or ():
-        if None in (view.stamp, view.created, view.hits, view.priority):
-            hidden.add("ages")
+        for part, names in PARTS_OF_NODES.items():
+            if None in [getattr(view, name) for name in names]:
+                hidden.add(part)
     return hidden

@@ -125,6 +125,8 @@ def eviction_skipped_locked_leaf(seen: Observation, memory: Memory) -> bool:
     locked = [view for view in before if view.lock_ref > 0 and view.node not in parents]
     if None in [part for view in victims + locked for part in (view.stamp, view.created, view.hits, view.priority)]:
         return False  # ages, hits or priorities that are not shown
+    if memory.config.policy == "tlru":
+        return False  # it goes by what no snapshot shows
     last = max(_eviction_rank(view, memory.config.policy) for view in victims)
     return any(_eviction_rank(view, memory.config.policy) < last for view in locked)
 

@@ -8,10 +8,13 @@ An operation that names a NEW request, or a name that is not live in ``peek`` an
 the model alone: the cache has never heard of it (SPEC section 2).
 
 The model takes the target's choices (which free page and row; for a target of conformance ``legal`` also
-which leaves it evicted) after proving them legal. No Hypothesis in here.
+which leaves it evicted) after proving them legal. Where a ``legal`` target promises ``victim_order``, its
+victims must be those that the policy names, and what it evicts beyond that or ahead of a refusal must be an
+allowance that it declares. The model has the target's allowances. No Hypothesis in here.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,18 +34,19 @@ from kvlockstep.fuzz.ops import (
     Op,
     Peek,
     Release,
+    Retract,
     Submit,
     kind_of,
     named_requests,
 )
 from kvlockstep.fuzz.results import defect_of_views, is_result_of, result_words, shown
-from kvlockstep.fuzz.targets.base import AllocResult, KvTarget, Refused, Target
-from kvlockstep.fuzz.targets.reference import snapshot_of
+from kvlockstep.fuzz.targets.base import AllocResult, KvTarget, Refused, RememberingTarget, Target, allowances_of
+from kvlockstep.fuzz.targets.reference import new_cache, snapshot_of
 from kvlockstep.invariants import Hold, Observation, Snapshot, Violation
 from kvlockstep.invariants.agreement import ChoiceIllegal, OutcomeDiffers, compare
 from kvlockstep.invariants.checks import run_checks
 from kvlockstep.invariants.index import Index
-from kvlockstep.reference.cache import Cache, Choice, IllegalChoice
+from kvlockstep.reference.cache import Choice, IllegalChoice
 
 _NOT_THE_TARGETS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """What is let through when a target raises it; a panic in a Rust extension is no Exception either, but is caught."""
@@ -88,15 +92,7 @@ class Lockstep:
     ) -> None:
         self.config = config
         self.target = target
-        self.model = Cache(
-            page_size=config.page_size,
-            n_pages=config.n_pages,
-            n_rows=config.n_rows,
-            max_context_len=config.max_context_len,
-            policy=config.policy,
-            key_units=config.key_units,
-            prefix_sharing=config.prefix_sharing,
-        )
+        self.model = new_cache(config, allowances_of(target))
         with_kv = "kv" in target.capabilities
         self.runner = ModelRunner(cast(KvTarget, target) if with_kv else None, config.n_slots)
         self.log = log
@@ -104,6 +100,8 @@ class Lockstep:
         self.step = -1
         self.now = target.snapshot()
         self.holds: dict[str, Hold] = {}
+        self._orders_victims = target.conformance == "legal" and "victim_order" in target.capabilities
+        self._waiting: set[str] = set()  # NEW requests that the target has seen
         self._index: Index | None = None  # of self.now, handed on by each step to the next
         self._expected = "done"  # what the model says of the operation at hand
         self._digest = hashlib.blake2b(digest_size=16) if digest else None
@@ -151,6 +149,7 @@ class Lockstep:
             outcome = Outcome(expected, None if expected else getattr(self.model, kind)(*arguments))
             if isinstance(op, Abort) and not expected:
                 self.runner.forget(op.request)
+                self._let_forget(op.request)
             self._finish(op, Observation(self.step, kind, named_requests(op), 0, expected, before, before), outcome)
             return outcome
 
@@ -166,6 +165,7 @@ class Lockstep:
         elif isinstance(op, Alloc):
             seen.n = self.model.pages_needed(arguments[0]) if expected in (None, "OutOfPages") else -1
 
+        allowed_before = Counter(self.model.allowed)
         lands = isinstance(op, Commit) and expected is None
         if isinstance(op, Commit) and lands:
             self._guarded(self.runner.land, op.request)
@@ -192,10 +192,11 @@ class Lockstep:
         if expected is None and isinstance(op, Alloc | Evict):
             model_value = self._model_with_choices(op, seen)
         elif seen.evicted:
-            self._adopt(seen.evicted)
+            self._adopt(op, seen)
         self._compare_values(kind, model_value, value)
         compare(snapshot_of(self.model), seen.now)
 
+        seen.allowed = dict(self.model.allowed - allowed_before)
         if expected is None:
             self._follow(op, seen)
         outcome = Outcome(seen.refused, value)
@@ -210,6 +211,12 @@ class Lockstep:
         if isinstance(op, Peek | Match):
             return states == [None]
         return "NEW" in states
+
+    def _let_forget(self, name: str) -> None:
+        """Tell the target that a request ended while it waited, if it can know the name and wants to hear of it."""
+        if name in self._waiting and hasattr(self.target, "forget"):
+            self._guarded(cast(RememberingTarget, self.target).forget, name)
+        self._waiting.discard(name)
 
     def _call_target(self, op: Op, seen: Observation) -> object:
         try:
@@ -262,6 +269,8 @@ class Lockstep:
         """Prove the target's choices legal, then let the model make the same ones."""
         victims = seen.evicted if self.target.conformance == "legal" else None
         try:
+            if self._orders_victims:
+                self._prove_order(op, seen.evicted)
             if isinstance(op, Evict):
                 return self.model.evict(op.n, victims)
             done = self.model.alloc(model_arguments(op)[0], self._choice_of(op, seen, victims))
@@ -291,21 +300,48 @@ class Lockstep:
                 newly[item.request] = rows[item.request]
         return Choice(newly, pages, victims)
 
-    def _compare_victims(self, expected: list[list[int]], got: list[list[int]]) -> None:
+    def _compare_victims(self, expected: list[list[int]], got: list[list[int]], kind: str = "alloc") -> None:
         if expected != got:
-            raise OutcomeDiffers(
-                "alloc evicted other nodes", [("reference", str(expected)), (self.target.name, str(got))], ("victims",)
-            )
+            sides = [("reference", str(expected)), (self.target.name, str(got))]
+            raise OutcomeDiffers(f"{kind} evicted other nodes", sides, ("victims",))
 
-    def _adopt(self, evicted: list[list[int]]) -> None:
-        """Follow a target that evicted ahead of a refusal, where its conformance allows it."""
-        if self.target.conformance == "exact":
+    def _prove_order(self, op: Alloc | Evict, evicted: list[list[int]]) -> None:
+        """Hold a target that may choose its victims, and promises the policy's order, to that order.
+
+        ``pages_overestimated`` allows an alloc more of them than it needs, each only while too few slots are free.
+        """
+        self.model.prove_evictable(evicted)
+        free, page_size = self.model.available, self.config.page_size
+        if isinstance(op, Evict):
+            self._compare_victims(self.model.victims_in_order(-(-op.n // page_size)), evicted, "evict")
+            return
+        batch = model_arguments(op)[0]
+        missing = self.model.pages_needed(batch) - free // page_size
+        order = self.model.victims_in_order()
+        needed = n_victims = len(self.model.victims_in_order(max(0, missing)))
+        while n_victims < min(len(evicted), len(order)):
+            if free + sum([len(slots) for slots in order[:n_victims]]) >= self.model.generous_need(batch):
+                break
+            n_victims += 1
+        self._compare_victims(order[:n_victims], evicted)
+        if n_victims > needed:
+            self.model.allowed["pages_overestimated"] += 1
+
+    def _adopt(self, op: Op, seen: Observation) -> None:
+        """Follow a target that evicted ahead of a refusal, where its conformance or an allowance lets it."""
+        evicted, allowed = seen.evicted, "evicts_before_refusal" in self.model.allowances
+        of_room = isinstance(op, Alloc) and seen.refused == "OutOfPages"
+        if self.target.conformance == "exact" or (self._orders_victims and not (allowed and of_room)):
             raise OutcomeDiffers(
                 "a refused operation evicted",
                 [("reference", "evicted nothing"), (self.target.name, f"evicted {evicted}")],
                 ("refused",),
             )
         try:
+            if self._orders_victims:
+                self.model.prove_evictable(evicted)
+                self._compare_victims(self.model.victims_in_order()[: len(evicted)], evicted)
+                self.model.allowed["evicts_before_refusal"] += 1
             self.model.adopt_eviction(evicted)
         except IllegalChoice as illegal:
             raise ChoiceIllegal(str(illegal)) from illegal
@@ -342,6 +378,10 @@ class Lockstep:
                 self.runner.launch(item.request, self.model.requests[item.request], write_set, item.drafts)
         elif isinstance(op, Abort | Release | Commit) and op.request not in self.model.requests:
             self.runner.forget(op.request)
+        if isinstance(op, Peek | Retract):
+            self._waiting.add(op.request)
+        elif isinstance(op, Match):
+            self._waiting.discard(op.request)
 
     def _finish(self, op: Op, seen: Observation, outcome: Outcome) -> None:
         if self._digest is not None:

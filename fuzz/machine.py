@@ -5,7 +5,7 @@ per case by name (swarm testing), and what a switched-off rule would have done i
 that needs it (``draws.py``). The machine owns no knowledge of caches: it draws, and runs the lockstep.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
@@ -19,6 +19,7 @@ from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.draws import N_FAMILIES, N_NAMES, NAMESPACES, Draws
 from kvlockstep.fuzz.lockstep import Lockstep
 from kvlockstep.fuzz.ops import Op
+from kvlockstep.fuzz.targets.base import PAGE_SIZES, allowances_of
 
 WEIGHTS = {
     # Of 100 operations done in a default run about 18 are alloc and 20 commit; 10 are release, which publishes,
@@ -36,15 +37,17 @@ WEIGHTS = {
     "reset": 1,
 }
 
-PAGE_SIZES = (1, 2, 3, 4, 16)
 SHAPES = ((2, 1, 2), (1, 1, 3), (2, 2, 2), (3, 1, 4))
 """Layers, KV heads and head dim: one word a slot and several, whole ones and a cut one."""
 
 
 class Case(Protocol):
-    """What a machine needs from whoever runs it."""
+    """What a machine needs from whoever runs it.
 
-    capabilities: frozenset[str]
+    It may also have ``options`` and ``page_sizes``: those that may be drawn for its target.
+    """
+
+    capabilities: frozenset[str]  # those with the default config: what configs are drawn from
     config: CacheConfig | None  # fixed, or None to draw one for each case
 
     def start(self, config: CacheConfig) -> Lockstep: ...
@@ -58,11 +61,30 @@ def _shifts(seed_value: int) -> list[int]:
     return [mixed >> (10 * i) & 0x3FF for i in range(6)]
 
 
+def _drawn_options(options: Sequence[str], drawn: Sequence[int]) -> tuple[str, ...]:
+    """Switch each option on for about half of all configs, by a mix of the integers that the config is drawn from."""
+    mixed = 0
+    for value in drawn:
+        mixed = ((mixed ^ value) * 0xBF58476D1CE4E5B9 + 0x9E3779B97F4A7C15) & ((1 << 64) - 1)
+        mixed ^= mixed >> 29
+    return tuple(sorted(name for i, name in enumerate(options) if mixed >> (i % 64) & 1))
+
+
 def draw_config(
-    capabilities: frozenset[str], page: int, pages: int, rows: int, context: int, policy: int, switches: int
+    capabilities: frozenset[str],
+    page: int,
+    pages: int,
+    rows: int,
+    context: int,
+    policy: int,
+    switches: int,
+    *,
+    page_sizes: Sequence[int] = PAGE_SIZES,
+    options: Sequence[str] = (),
 ) -> CacheConfig:
     """Turn integers of any size into a config: pools so small that eviction, refusal and reuse are the normal case."""
-    page_size = PAGE_SIZES[page % len(PAGE_SIZES)]
+    switched_on = _drawn_options(options, (page, pages, rows, context, policy, switches))
+    page_size = page_sizes[page % len(page_sizes)]
     pages, rows, context, switches = pages % 16, rows % 5, context % 16, switches % 48
     layers, kv_heads, head_dim = SHAPES[switches // 12 % len(SHAPES)]
     policies = sorted(name.removeprefix("policy:") for name in capabilities if name.startswith("policy:"))
@@ -78,6 +100,7 @@ def draw_config(
         kv_heads=kv_heads,
         head_dim=head_dim,
         dtype=("float16", "bfloat16", "float32")[switches % 3],
+        options=switched_on,
     )
 
 
@@ -111,9 +134,13 @@ class CacheMachine(RuleBasedStateMachine):
         if config is None:
             drawn = (page, pages, rows, context, policy, switches)
             shifted = [value + shift for value, shift in zip(drawn, _shifts(self.shift), strict=True)]
-            config = draw_config(self.case.capabilities, *shifted)
+            page_sizes, options = getattr(self.case, "page_sizes", PAGE_SIZES), getattr(self.case, "options", ())
+            config = draw_config(self.case.capabilities, *shifted, page_sizes=page_sizes, options=options)
         self.lockstep = self.case.start(config)
-        self.draws = Draws(config, self.lockstep.model, self.case.capabilities)
+        # an option that is on may take a capability away
+        target = self.lockstep.target
+        ahead = "evicts_before_refusal" in allowances_of(target)
+        self.draws = Draws(config, self.lockstep.model, frozenset(target.capabilities), may_evict_ahead=ahead)
         for nth in range(earlier):
             self._publish_one(family + 2 * nth, nth)
 

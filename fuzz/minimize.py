@@ -15,6 +15,8 @@ from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.ops import Alloc, AllocItem, Commit, Evict, Op, Reset, Retract, Submit, named_requests
 from kvlockstep.fuzz.registry import Factory, TargetUnusable
 from kvlockstep.fuzz.replay import failing_signature
+from kvlockstep.fuzz.requirements import lacking
+from kvlockstep.fuzz.targets.base import Target
 
 Ops = tuple[Op, ...]
 SIZES = ("page_size", "n_rows", "n_pages", "max_context_len")
@@ -41,7 +43,8 @@ class Minimizer:
         self.deadline = monotonic() + seconds
         self.save = save
         self.tried = 0
-        self.capabilities = factory(config).capabilities
+        self._made: dict[tuple[str, ...], Target] = {}  # by the options that are on, which may change what is promised
+        self._unpromised = set(lacking(self._target_with(config), config, ops))
 
     def run(self) -> bool:
         """Minimize in place. Return True if no further step helped, False if the time ran out first."""
@@ -71,8 +74,10 @@ class Minimizer:
         """Run a candidate; keep it, cut after its failing operation, if it fails in the same way."""
         if monotonic() > self.deadline:
             return False
-        self.tried += 1
         try:
+            if not self._is_promised(config, ops):
+                return False
+            self.tried += 1
             signature, steps = failing_signature(config, ops, self.factory)
         except TargetUnusable:  # it cannot be built in this size
             return False
@@ -157,9 +162,15 @@ class Minimizer:
         if ops != self.ops:
             self._accept(self.config, ops)
 
-    def _is_promised(self, config: CacheConfig) -> bool:
-        """Tell whether the target promises to work with the policy and the sharing of this config."""
-        return {f"policy:{config.policy}", "sharing" if config.prefix_sharing else "no_sharing"} <= self.capabilities
+    def _is_promised(self, config: CacheConfig, ops: Ops) -> bool:
+        """Tell whether the target promises all that this needs, but for what the trace needed from the start."""
+        return self._unpromised.issuperset(lacking(self._target_with(config), config, ops))
+
+    def _target_with(self, config: CacheConfig) -> Target:
+        """Build a target with the same options on, to see what it promises."""
+        if config.options not in self._made:
+            self._made[config.options] = self.factory(config)
+        return self._made[config.options]
 
     def _shrink(self) -> None:
         """Take each plainer value that still fails; of a size the smallest that does."""
@@ -168,7 +179,7 @@ class Minimizer:
             if value == present or (name in SIZES and value > present):
                 continue
             candidate = replace(self.config, **{name: value})
-            if candidate.is_valid() and self._is_promised(candidate):
+            if candidate.is_valid():
                 self._accept(candidate, self.ops)
 
 
@@ -292,6 +303,8 @@ def _shortened(ops: Ops, name: str, cut: int) -> Ops | None:
 
 def _plainer_values(config: CacheConfig) -> Iterator[tuple[str, Any]]:
     plain = CacheConfig()
+    for off in config.options:
+        yield "options", tuple(name for name in config.options if name != off)
     for name in ("policy", "key_units", "prefix_sharing", "dtype", "kv_heads", "head_dim"):
         yield name, getattr(plain, name)
     yield "layers", 1

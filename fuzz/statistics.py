@@ -1,4 +1,4 @@
-"""What a run tried and reached: operations by outcome, state labels, cases, distinct traces.
+"""What a run tried and reached: operations by outcome, state labels, allowances used, cases, distinct traces.
 
 Plain counters that add up over cases and workers and travel as JSON.
 """
@@ -21,6 +21,7 @@ class Statistics:
     cases: int = 0
     cases_under_pressure: int = 0  # those that evicted, or were refused a row or pages
     distinct_cases: int = 0
+    allowances: Counter[str] = field(default_factory=Counter)  # operations that used one; 0 for declared ones unused
 
     @property
     def done(self) -> int:
@@ -37,6 +38,7 @@ class Statistics:
         self.cases += other.cases
         self.cases_under_pressure += other.cases_under_pressure
         self.distinct_cases += other.distinct_cases
+        self.allowances.update(other.allowances)
 
     def to_json(self) -> dict[str, Any]:
         outcomes: dict[str, dict[str, int]] = {}
@@ -48,6 +50,7 @@ class Statistics:
             "cases": self.cases,
             "cases_under_pressure": self.cases_under_pressure,
             "distinct_cases": self.distinct_cases,
+            "allowances": dict(sorted(self.allowances.items())),
         }
 
     @classmethod
@@ -59,6 +62,7 @@ class Statistics:
             data["cases"],
             data["cases_under_pressure"],
             data["distinct_cases"],
+            Counter(data["allowances"]),
         )
 
 
@@ -74,6 +78,7 @@ class CaseWatcher:
     def __call__(self, op: Op, seen: Observation) -> None:
         self.statistics.outcomes[seen.kind, seen.refused or "done"] += 1
         self.statistics.labels.update(reached(seen, self.memory))
+        self.statistics.allowances.update(seen.allowed)
         if not self.under_pressure and (seen.evicted or seen.refused in ("OutOfPages", "OutOfRows")):
             self.under_pressure = True
             self.statistics.cases_under_pressure += 1

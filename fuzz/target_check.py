@@ -11,23 +11,30 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from typing import Any
 
-from kvlockstep.fuzz.config import POLICIES, CacheConfig
-from kvlockstep.fuzz.targets.base import KvTarget, Target
+from kvlockstep.fuzz.config import POLICIES, CacheConfig, defect_of_options
+from kvlockstep.fuzz.targets.base import KvTarget, RememberingTarget, Target
 from kvlockstep.fuzz.trace_bounds import LANES
 from kvlockstep.invariants import FULL, PoolView, Snapshot
+from kvlockstep.reference.allowances import ALLOWANCES
 
 CAPABILITIES = (
     "kv",
     "sharing",  # it runs with prefix_sharing=True
     "no_sharing",  # it runs with prefix_sharing=False
     "namespaces",
+    "content_ids",  # it tells the third part of a namespace apart too
     "private",
     "priority",
     "bigram",
     "drafts",
+    "discards",  # a pass may be thrown away
+    "victim_order",  # of conformance "legal", and its victims come in policy order all the same
     *(f"policy:{policy}" for policy in POLICIES),
 )
 """All that a target can promise."""
+
+OF_ORDERED_VICTIMS = ("pages_overestimated", "evicts_before_refusal")
+"""Allowances about when to evict, which mean something only where the order of victims is held to."""
 
 _KV_METHODS = ("write_kv", "read_kv")  # and read_slots, without which law 9 is not observed
 _METHODS = tuple(name for name in vars(Target) if not name.startswith("_") and callable(getattr(Target, name)))
@@ -58,6 +65,10 @@ def defect_of(target: Any, config: CacheConfig) -> str | None:
     for name in (*_METHODS, *with_kv):
         if (defect := _uncallable(name, getattr(target, name))) is not None:
             return defect
+    if hasattr(target, "forget") and (defect := _uncallable("forget", target.forget)) is not None:
+        return defect
+    if (defect := _defect_of_choices(target) or _defect_of_allowances(target)) is not None:
+        return defect
     return _defect_of_snapshot(target.snapshot(), config) or _defect_of_pool(target, config)
 
 
@@ -71,8 +82,42 @@ def _defect_of_capabilities(capabilities: Collection[str]) -> str | None:
             return f"capabilities names {name!r}, which is none: {expected}"
     if not any(name.startswith("policy:") for name in capabilities):
         return f"capabilities names no policy, expected one or more of {', '.join(CAPABILITIES[-len(POLICIES) :])}"
+    if "content_ids" in capabilities and "namespaces" not in capabilities:
+        return "capabilities names 'content_ids' without 'namespaces', of which they are the third part"
     if not {"sharing", "no_sharing"}.intersection(capabilities):
         return "capabilities names neither 'sharing' (it runs with prefix_sharing=True) nor 'no_sharing' (with False)"
+    return None
+
+
+def _defect_of_choices(target: Any) -> str | None:
+    """Look at what a target lets be drawn for it beyond its capabilities."""
+    options = getattr(target, "options", ())
+    if not isinstance(options, tuple | list):
+        return f"options is {_kind(options)}, expected a tuple of names"
+    if (defect := defect_of_options(tuple(options))) is not None:
+        return f"options: {defect}"
+    page_sizes = getattr(target, "page_sizes", (1,))
+    if not isinstance(page_sizes, tuple | list) or not page_sizes:
+        return f"page_sizes is {_kind(page_sizes)}, expected a tuple of one or more ints"
+    for size in page_sizes:
+        if type(size) is not int or not CacheConfig(page_size=size).is_valid():
+            return f"page_sizes names {size!r}, which is no page size"
+    return None
+
+
+def _defect_of_allowances(target: Any) -> str | None:
+    """An allowance that is none would allow nothing, and every use of it would be found a bug."""
+    allowances = getattr(target, "allowances", ())
+    if not isinstance(allowances, frozenset | set | tuple | list) or not all(isinstance(a, str) for a in allowances):
+        return f"allowances is {_kind(allowances)}, expected a frozenset of str"
+    for name in sorted(allowances):
+        if name not in ALLOWANCES:
+            near = get_close_matches(name.lower(), ALLOWANCES, 1)
+            expected = f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(ALLOWANCES)}"
+            return f"allowances names {name!r}, which is none: {expected}"
+        ordered = target.conformance == "legal" and "victim_order" in target.capabilities
+        if name in OF_ORDERED_VICTIMS and not ordered:
+            return f"allowances names {name!r}, which needs conformance 'legal' and the capability 'victim_order'"
     return None
 
 
@@ -80,7 +125,8 @@ def _uncallable(name: str, method: Any) -> str | None:
     """Compare how a method can be called with how the lockstep calls it: by position."""
     if not callable(method):
         return f"{name} is {_kind(method)}, expected a method"
-    expected = list(inspect.signature(getattr(KvTarget, name)).parameters)[1:]
+    contract = RememberingTarget if name == "forget" else KvTarget
+    expected = list(inspect.signature(getattr(contract, name)).parameters)[1:]
     try:
         signature = inspect.signature(method)
     except ValueError:  # written in another language, without a signature

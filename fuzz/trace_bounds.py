@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from kvlockstep.fuzz.config import OPTION
+
 VERSION = 1
 MAX_LINE = 16 << 20  # bytes, the newline included
 MAX_TOKEN = (1 << 31) - 1
@@ -37,6 +39,7 @@ _IN_WORDS = {
     SIGNATURE: "1..200 characters fit for the name of a folder",
     SENTENCE: "at most 500 printable characters",
     PART: "at most 256 characters",
+    OPTION: "1..40 small letters, digits and _, a letter first",
 }
 
 SCHEMA_REMEDY = "compare with kvlockstep/fuzz/trace.schema.json"

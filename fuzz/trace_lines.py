@@ -1,10 +1,11 @@
 """One line of a trace, to text and back: the header, and the operations of SPEC section 5 (docs/traces.md).
 
 The text is canonical: compact JSON, fields in the order of the classes in ``ops.py``, ASCII, every
-field written. Whatever ``encode_op`` accepts is a line that ``decode_op`` turns into an equal
-operation; a canonical line comes back as the same bytes. Three rules are not in the published schema,
-because a schema sees values and not text: a field stands once, numbers have no fraction or exponent
-(``NaN`` neither), and all tokens of an operation, expanded, are at most ``MAX_TOKENS``.
+field written but for ``config.options`` where none is on. Whatever ``encode_op`` accepts is a line that
+``decode_op`` turns into an equal operation; a canonical line comes back as the same bytes. Four rules are
+not in the published schema, because a schema cannot say them: a field stands once, numbers have no fraction
+or exponent (``NaN`` neither), all tokens of an operation, expanded, are at most ``MAX_TOKENS``, and options
+are sorted.
 
 Nothing is ever evaluated, and ``target`` is only a name: importing what it names is the decision of
 the person who replays.
@@ -21,7 +22,7 @@ from json.encoder import encode_basestring_ascii
 from sys import intern
 from typing import Any
 
-from kvlockstep.fuzz.config import CacheConfig
+from kvlockstep.fuzz.config import MAX_OPTIONS, OPTION, CacheConfig
 from kvlockstep.fuzz.ops import (
     OPS,
     Abort,
@@ -306,7 +307,7 @@ _FROM_BODY: dict[str, Callable[[dict[str, Any]], Op]] = {
 
 _OP_FIELDS = {kind.__name__.lower(): ("op", *(field.name for field in fields(kind))) for kind in OPS}
 _HEADER_FIELDS = ("kvlockstep", *(field.name for field in fields(Header)))
-_CONFIG_FIELDS = tuple(field.name for field in fields(CacheConfig))
+_CONFIG_FIELDS = tuple(field.name for field in fields(CacheConfig) if field.name != "options")
 
 
 def _op(body: dict[str, Any]) -> Op:
@@ -331,7 +332,9 @@ def _header(body: dict[str, Any]) -> Header:
     config = body["config"]
     if type(config) is not dict:
         raise BadLine(f"config: expected an object, got {shown(config)}")
-    check_fields(config, _CONFIG_FIELDS, "config")
+    check_fields(config, (*_CONFIG_FIELDS, "options") if "options" in config else _CONFIG_FIELDS, "config")
+    for at, option in enumerate(check_list(config.get("options", []), "config.options", MAX_OPTIONS)):
+        check_text(option, f"config.options[{at}]", OPTION)
     for name, value in config.items():
         if isinstance(value, str):  # before a message repeats it
             check_text(value, f"config.{name}", NAME)

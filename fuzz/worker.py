@@ -24,7 +24,7 @@ from hypothesis.errors import FlakyStrategyDefinition
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.describe import as_sentence, signature_of
 from kvlockstep.fuzz.failures import current_path, store_failure
-from kvlockstep.fuzz.label_needs import hidden_from_labels
+from kvlockstep.fuzz.label_needs import LARGER_PAGES, hidden_from_labels
 from kvlockstep.fuzz.labels import Memory
 from kvlockstep.fuzz.lockstep import Lockstep
 from kvlockstep.fuzz.minimize import Minimizer
@@ -32,6 +32,7 @@ from kvlockstep.fuzz.ops import Op, kind_of
 from kvlockstep.fuzz.registry import Factory, TargetUnusable, cannot_be_seen, choose_lane, factory_for
 from kvlockstep.fuzz.replay import failing_signature
 from kvlockstep.fuzz.statistics import CaseWatcher, Statistics
+from kvlockstep.fuzz.targets.base import allowances_of, options_of, page_sizes_of
 from kvlockstep.fuzz.trace import Header, Trace, TraceWriter
 from kvlockstep.invariants import Snapshot, Violation
 from kvlockstep.invariants.checks import HARNESS_PARTS, Check, unobserved
@@ -39,7 +40,7 @@ from kvlockstep.invariants.checks import HARNESS_PARTS, Check, unobserved
 Report = Callable[..., None]
 
 N_LOOKS = 200
-"""Operations after which it is known what a target shows: by then requests and nodes have been seen."""
+"""Snapshots with requests and nodes, or with these hidden, after which it is known what a target shows."""
 
 ENDING_S = 5.0
 """A worker whose parent is gone has this long to store what it has."""
@@ -75,6 +76,8 @@ class Worker:
         self.report = report
         probe = factory(CacheConfig())
         self.capabilities = probe.capabilities
+        self.options = options_of(probe)
+        self.page_sizes = page_sizes_of(probe)
         self.lane = getattr(probe, "lane", None)
         self.statistics = Statistics()
         self.ops: list[Op] = []
@@ -93,6 +96,8 @@ class Worker:
         self._parts_missing = [] if "kv" in self.capabilities else ["reads", "pool"]
         if not hasattr(probe, "read_slots"):
             self._parts_missing.append("pool")
+        if max(self.page_sizes) == 1:
+            self._hidden.add(LARGER_PAGES)
         self._spent = False
 
     def _header(self, config: CacheConfig) -> Header:
@@ -109,6 +114,7 @@ class Worker:
         with self._stopping_at_trouble():
             self.log.restart(self.header)
             target = self.factory(config)
+            self.statistics.allowances.update(dict.fromkeys(allowances_of(target), 0))
             watch = CaseWatcher(self.statistics, Memory(config))
             try:
                 lockstep = Lockstep(config, target, log=self.log, watch=watch)
@@ -152,7 +158,7 @@ class Worker:
 
     def _look(self, snapshot: Snapshot) -> None:
         """Note the parts that the target does not show, and the checks that cannot run without them."""
-        self._looks += 1
+        self._looks += snapshot.requests != [] and snapshot.nodes != []
         parts = [part for part in HARNESS_PARTS if part not in self._parts_missing]
         self._unobserved.update((check.name, check) for check in unobserved(snapshot, parts))
         self._hidden |= hidden_from_labels(snapshot)

@@ -147,3 +147,4 @@ class Observation:
     reads: list[Read] = field(default_factory=list)  # commit: every live row, through the gather path
     pool_expected: list[int] | None = None  # commit, by slot: fingerprints that the pool must hold now
     pool_got: list[int] | None = None
+    allowed: dict[str, int] = field(default_factory=dict)  # differences from SPEC that the model made here, by name

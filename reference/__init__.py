@@ -5,7 +5,8 @@ from the live locks, the evictable nodes and all sizes from the tree. It knows n
 imports nothing but the standard library.
 
 Start in `cache.py` (the operations); `state.py` answers what would be refused, `tree.py` is the
-prefix tree, `eviction.py` the seven policies, `keys.py` the identity of a prefix.
+prefix tree, `eviction.py` the policies, `keys.py` the identity of a prefix. `allowances.py` has the
+named differences from SPEC that a cache under test may declare; without one the model is SPEC.
 
 Left out: the bytes in the slots, and more than one pass in flight per request.
 """

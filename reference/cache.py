@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 from kvlockstep.reference.choices import Choice, IllegalChoice, prove_pages, prove_rows
 from kvlockstep.reference.eviction import Edge, edge_slots, plan_eviction, plan_of_victims
-from kvlockstep.reference.keys import Namespace, page_keys
+from kvlockstep.reference.keys import Namespace, page_keys, units_of
 from kvlockstep.reference.requests import Request
 from kvlockstep.reference.state import BatchItem, CacheState
 from kvlockstep.reference.tree import Tree
@@ -165,6 +165,10 @@ class Cache(CacheState):
         self._refuse("evict", n)
         return self._evict(self._eviction_for(self.pages.n_free + -(-n // self.page_size), victims))
 
+    def prove_evictable(self, victims: Sequence[Sequence[int]]) -> None:
+        """Raise IllegalChoice unless each victim is a node that is evictable at its turn. Changes nothing."""
+        plan_of_victims(self.tree, self.lock_counts(), victims, self.page_size)
+
     def adopt_eviction(self, victims: Sequence[Sequence[int]]) -> None:
         """Follow an implementation that evicted ahead of a refusal.
 
@@ -177,7 +181,7 @@ class Cache(CacheState):
         self._refuse("reset")
         for vertex in self.tree.vertices():
             self.pages.give_back(vertex.page)
-        self.tree = Tree()
+        self.tree = Tree(self.allowances, self.allowed)
 
     # Parts of operations. None of them refuses.
 
@@ -228,6 +232,9 @@ class Cache(CacheState):
         keys = page_keys(r.tokens, self.key_units, self.page_size, first, end)
         inserted_pages = r.inserted_len // self.page_size
         r.anchor = self.tree.publish(r.anchor, r.namespace, keys, row_pages[first:end], inserted_pages, r.priority)
+        if "prompt_split" in self.allowances:
+            prompt_pages = units_of(r.prompt_len, self.key_units) // self.page_size
+            self.tree.end_node_at_prompt(r.anchor, prompt_pages, r.priority)
         for i, canonical in enumerate(r.anchor.pages()):
             if i < first:
                 continue

@@ -10,7 +10,8 @@ from kvlockstep.reference.choices import IllegalChoice
 from kvlockstep.reference.rows import slots_of
 from kvlockstep.reference.tree import Tree, Vertex
 
-POLICIES = ("lru", "mru", "fifo", "filo", "lfu", "slru", "priority")
+POLICIES = ("lru", "mru", "fifo", "filo", "lfu", "slru", "priority", "tlru")
+"""The seven of SPEC section 5, and ``tlru``."""
 
 Edge = list[Vertex]
 
@@ -19,6 +20,11 @@ def victim_order(policy: str, edge: Edge) -> tuple[int, ...]:
     """Sort key of a node: the smallest goes first.
 
     Two leaves never share a stamp or a creation tick; path length and first page are a guard.
+
+    ``tlru`` (tail-optimized LRU) spares what a long prefix starts with: a node goes first that begins within the
+    last two pages of the longest prefix that ever passed through it. With pages of 2, ``a b c d e f`` published as
+    one node and as two, ``a b c d`` and ``e f``: the one node begins at 0, before 2, and is spared; so is
+    ``a b c d`` even once ``e f`` is gone, for it remembers that a prefix of 6 passed; ``e f`` begins at 4.
     """
     end = edge[-1]
     mark = end.mark
@@ -39,6 +45,9 @@ def victim_order(policy: str, edge: Edge) -> tuple[int, ...]:
             return (int(mark.hits >= 2), mark.stamp, *guard)
         case "priority":
             return (mark.priority, mark.stamp, *guard)
+        case "tlru":
+            begins = end.depth - len(edge)
+            return (int(begins < mark.history - 2), mark.stamp, *guard)
     raise AssertionError(f"policy {policy} is one of {POLICIES}")
 
 

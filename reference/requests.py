@@ -33,6 +33,10 @@ class Request:
     in_flight_n: int = 0  # positions of the pass in flight
     drafts: list[int] = field(default_factory=list)  # those of the pass in flight
     abort_pending: bool = False
+    prompt_len: int = field(init=False)  # tokens at submit
+
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.tokens)
 
     @property
     def uncomputed(self) -> int:

@@ -5,10 +5,12 @@ precedence of SPEC section 5: first the shape of a batch, then item by item name
 argument and context length, then rows and pages for the whole batch.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from kvlockstep.reference.eviction import POLICIES, evictable_nodes
+from kvlockstep.reference.allowances import ALLOWANCES
+from kvlockstep.reference.eviction import POLICIES, edge_slots, evictable_nodes, plan_eviction
 from kvlockstep.reference.intervals import pages_covering
 from kvlockstep.reference.keys import PageKey, page_keys, units_of
 from kvlockstep.reference.pages import Pages
@@ -44,7 +46,10 @@ ALLOWED_STATES = {
 
 
 class CacheState:
-    """Requests, rows, pages and tree of one cache."""
+    """Requests, rows, pages and tree of one cache.
+
+    ``allowances`` are differences from SPEC that this cache has; ``allowed`` counts where each made one.
+    """
 
     def __init__(
         self,
@@ -56,7 +61,9 @@ class CacheState:
         policy: str = "lru",
         key_units: str = "token",
         prefix_sharing: bool = True,
+        allowances: Collection[str] = frozenset(),
     ) -> None:
+        assert set(allowances) <= set(ALLOWANCES), f"allowances {sorted(allowances)} are among {ALLOWANCES}"
         assert policy in POLICIES, f"policy {policy} is one of {POLICIES}"
         assert key_units in ("token", "bigram"), f"key_units {key_units} is token or bigram"
         self.page_size = page_size
@@ -67,7 +74,9 @@ class CacheState:
         self.requests: dict[str, Request] = {}
         self.rows = Rows(n_rows, page_size)
         self.pages = Pages(n_pages)
-        self.tree = Tree()
+        self.allowances = frozenset(allowances)
+        self.allowed: Counter[str] = Counter()
+        self.tree = Tree(self.allowances, self.allowed)
 
     # Sizes, in slots.
 
@@ -133,6 +142,21 @@ class CacheState:
         Before: the batch names live requests.
         """
         return sum(self.new_pages_needed(self.requests[name], n) for name, n, _ in batch)
+
+    def victims_in_order(self, n_pages: int | None = None) -> list[list[int]]:
+        """List the slots of the nodes that eviction takes for ``n_pages``, or all that it can, first victim first."""
+        n_pages = self.pages.n_pages if n_pages is None else n_pages
+        plan = plan_eviction(self.tree, self.lock_counts(), self.policy, n_pages)
+        return [edge_slots(edge, self.page_size) for edge in plan]
+
+    def generous_need(self, batch: Sequence[BatchItem]) -> int:
+        """Count the slots up to which ``pages_overestimated`` lets a batch evict, needed or not.
+
+        Before: the batch names live requests.
+        """
+        if "pages_overestimated" not in self.allowances or self.page_size == 1:
+            return 0
+        return sum(n for _, n, _ in batch) + self.page_size * len(batch)
 
     # Refusals.
 

@@ -8,11 +8,14 @@ and then ``a b c e`` were published with pages of 1::
                       \\ e*        set when the second publication diverged behind it
 
 Two things hold between operations: a vertex without children is marked, and so is one with several.
-Kept here: stamps, creation ticks, hits and priorities of nodes. Not kept but derived when asked:
+Kept here: stamps, creation ticks, hits, priorities and histories of nodes. Not kept but derived when asked:
 lock counts (from the live locks), edges, sizes, what may be evicted (`eviction.py`).
+
+Four allowances (`allowances.py`) change when a node ends, is dated or is stamped; each is one ``if`` here.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvlockstep.reference.keys import Namespace, PageKey
@@ -26,6 +29,7 @@ class Mark:
     stamp: int  # tick of the last match or publication through the node
     hits: int
     priority: int
+    history: int = 0  # pages of the longest prefix ever published at or below it, also once its tail is gone
 
 
 @dataclass(slots=True, eq=False)
@@ -85,9 +89,12 @@ class Tree:
     [[5], [6]]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allowances: Collection[str] = (), allowed: "Counter[str] | None" = None) -> None:
+        """``allowed`` counts the allowances where they make a difference."""
         self.root = Vertex(None, (None, None, ()), (), 0, 0)
         self.tick = 0
+        self.allowances = allowances
+        self.allowed: Counter[str] = Counter() if allowed is None else allowed
 
     def match(self, namespace: Namespace, keys: Sequence[PageKey]) -> Vertex:
         """Find the end of the longest published prefix, split there and stamp the path."""
@@ -124,19 +131,42 @@ class Tree:
         end = self.descend(start, namespace, keys)
         self._split_at(end)
         held = end.depth - start.depth
-        if held < len(keys):
-            for key, page in zip(keys[held:], pages[held:], strict=True):
-                child = Vertex(end, namespace, key, page, end.depth + 1)
-                end.children[(namespace, key)] = child
-                end = child
-            end.mark = Mark(created=self.tick + 1, stamp=self.tick + 1, hits=0, priority=priority)
+        new = list(zip(keys[held:], pages[held:], strict=True))
+        pages_are_nodes = "page_nodes" in self.allowances and len(new) > 1
+        for key, page in new:
+            if pages_are_nodes and end.depth > start.depth + held:
+                end.mark = self._new_mark(priority)
+                self.tick += 1
+            child = Vertex(end, namespace, key, page, end.depth + 1)
+            end.children[(namespace, key)] = child
+            end = child
+        if new:
+            end.mark = self._new_mark(priority)
+        if pages_are_nodes:
+            self.allowed["page_nodes"] += 1
         self._stamp(end)
         for vertex in end.path():
             if vertex.mark is not None:
                 vertex.mark.priority = max(vertex.mark.priority, priority)
+                vertex.mark.history = max(vertex.mark.history, end.depth)
                 if vertex.depth > inserted_pages:
                     vertex.mark.hits += 1
         return end
+
+    def end_node_at_prompt(self, published: Vertex, prompt_pages: int, priority: int) -> None:
+        """Follow ``prompt_split`` after a publication: let a node end at the prompt's whole pages.
+
+        Its path is stamped once more and gets ``priority + 1``; hits stay, and what is locked too.
+        """
+        if not 0 < prompt_pages < published.depth:
+            return
+        end = published.path()[prompt_pages - 1]
+        self._split_at(end)
+        self._stamp(end)
+        for vertex in end.path():
+            if vertex.mark is not None:
+                vertex.mark.priority = max(vertex.mark.priority, priority + 1)
+        self.allowed["prompt_split"] += 1
 
     def remove(self, edge: Sequence[Vertex]) -> None:
         """Take a node without children out of the tree."""
@@ -172,8 +202,21 @@ class Tree:
             if below.parent is None:
                 return  # the root
             (below,) = below.children.values()
-        if vertex.mark is None:
-            vertex.mark = replace(below.mark)
+        if vertex.mark is not None:
+            return
+        vertex.mark = replace(below.mark)
+        if "split_refreshes_tail" in self.allowances:
+            self.tick += 1
+            below.mark.stamp = self.tick
+            self.allowed["split_refreshes_tail"] += 1
+        if "split_dates_upper_new" in self.allowances:
+            self.tick += 1
+            vertex.mark.created = self.tick
+            self.allowed["split_dates_upper_new"] += 1
+
+    def _new_mark(self, priority: int) -> Mark:
+        """Make the mark of a node that the next tick creates."""
+        return Mark(created=self.tick + 1, stamp=self.tick + 1, hits=0, priority=priority)
 
     def _stamp(self, end: Vertex) -> None:
         """Spend one tick on the path that ends here."""

@@ -116,17 +116,21 @@ def test_prefix_sharing_is_drawn_as_the_target_promises(capabilities, drawn):
     assert sum(shared) >= 40 or True not in drawn, "sharing is the normal case"
 
 
-@pytest.mark.parametrize("feature", ["namespaces", "private", "priority", "drafts"])
+@pytest.mark.parametrize("feature", ["namespaces", "content_ids", "private", "priority", "drafts"])
 def test_feature_that_the_target_has_is_drawn(feature):
     shape = CacheConfig(page_size=2)
-    source = Draws(shape, new_cache(shape), frozenset({feature}))
+    source = Draws(
+        shape, new_cache(shape), frozenset({feature, "namespaces"} if feature == "content_ids" else {feature})
+    )
     submits = [source.submit(0, 2, 0, 0, space, switch) for space in range(2 * len(NAMESPACES)) for switch in range(30)]
     source.model.submit("r0", (1, 2, 3), NAMESPACES[0])
     source.model.match("r0")
     allocs = [source.alloc(0, 0, 20, n).batch[0].drafts for n in range(16)]
 
+    spaces = {op.namespace for op in submits}
     seen = {
-        "namespaces": {op.namespace for op in submits} == set(NAMESPACES),
+        "namespaces": spaces == {space for space in NAMESPACES if not space[2]},
+        "content_ids": spaces == set(NAMESPACES),
         "private": {op.private for op in submits} == {True, False},
         "priority": {op.priority for op in submits} == {0, 1, 2, 3},
         "drafts": {len(guessed) for guessed in allocs} >= {0, 1, 2, 3},
@@ -185,7 +189,8 @@ def test_page_sizes_pools_and_rows_are_drawn_small_enough_for_pressure(page_size
 
 
 def test_each_switch_is_drawn_with_each_other():
-    shapes = [draw_config(ALL, 0, 0, 0, 0, policy, switches) for policy in range(7) for switches in range(48)]
+    n = len(POLICIES)
+    shapes = [draw_config(ALL, 0, 0, 0, 0, policy, switches) for policy in range(n) for switches in range(48)]
 
     assert {(s.policy, s.key_units, s.prefix_sharing) for s in shapes} == set(
         itertools.product(POLICIES, KEY_UNITS, (True, False))

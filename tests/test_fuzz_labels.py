@@ -9,7 +9,7 @@ import pytest
 
 from kvlockstep.fuzz import labels
 from kvlockstep.fuzz.config import CacheConfig
-from kvlockstep.fuzz.label_needs import NEEDED_PARTS, hidden_from_labels
+from kvlockstep.fuzz.label_needs import NEEDED_PARTS, PARTS_OF_NODES, hidden_from_labels
 from kvlockstep.fuzz.labels import LABELS, Memory, name_of, reached
 from kvlockstep.fuzz.lockstep import Lockstep
 from kvlockstep.fuzz.ops import (
@@ -284,7 +284,7 @@ MISS = [
     ),
     *(
         Case(label, "another policy", [*FORK, Evict(1)], replace(PAGES_OF_2, policy=other))
-        for (_, label), other in zip(labels.VICTIM_CHOSEN.items(), ["mru", "lru", *["mru"] * 5], strict=True)
+        for (_, label), other in zip(labels.VICTIM_CHOSEN.items(), ["mru", "lru", *["mru"] * 6], strict=True)
     ),
     Case(labels.allocation_evicted, "room", [*ONE_EDGE, *flying("r1", (7,) * 4)], FOUR_PAGES),
     Case(labels.allocation_evicted, "refused", [*running("r0", (1,) * 6), *flying("r1", (2,) * 3)], FOUR_PAGES),
@@ -400,15 +400,17 @@ MISS = [
 ]
 
 
-HIDEABLE = ("rows", "row_generations", "requests", "nodes", "free_pages", "ages")
+OF_NODES = tuple(PARTS_OF_NODES)
+HIDEABLE = ("rows", "row_generations", "requests", "nodes", "free_pages", *OF_NODES)
 
 
 def without(snapshot, hidden):
     """Take parts of a snapshot away."""
     pool, nodes = snapshot.pools[FULL], snapshot.nodes
-    if "ages" in hidden:
-        nodes = [replace(view, stamp=None, created=None, hits=None, priority=None) for view in nodes]
-    fields = {part: None for part in hidden if part not in ("free_pages", "ages")}
+    unseen = dict.fromkeys(name for part in hidden for name in PARTS_OF_NODES.get(part, ()))
+    if unseen:
+        nodes = [replace(view, **unseen) for view in nodes]
+    fields = {part: None for part in hidden if part not in ("free_pages", *OF_NODES)}
     pools = {FULL: replace(pool, free_pages=None)} if "free_pages" in hidden else snapshot.pools
     return replace(snapshot, **{"pools": pools, "nodes": nodes, **fields})
 
@@ -458,8 +460,8 @@ def test_label_is_told_from_the_parts_that_it_needs_and_from_no_other(label):
     for part in needed:
         assert not [case.what for case in cases if name_of(label) in labels_of_last(case, [part])], part
 
-    # a node without ages is hidden where nodes are
-    others = [part for part in HIDEABLE if part not in needed and not (part == "ages" and "nodes" not in needed)]
+    # parts of a node are hidden where nodes are
+    others = [part for part in HIDEABLE if part not in needed and not (part in OF_NODES and "nodes" not in needed)]
     assert [case.what for case in cases if name_of(label) not in labels_of_last(case, others)] == []
 
 

@@ -15,7 +15,8 @@ from kvlockstep import gpu_impl
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.ops import AllocItem
 from kvlockstep.fuzz.targets.base import KvTarget, Target
-from kvlockstep.fuzz.targets.gpu_impl import GpuImplTarget, make, plane_of
+from kvlockstep.fuzz.targets.gpu_impl import GpuImplTarget, make
+from kvlockstep.fuzz.targets.planes import plane_of
 from kvlockstep.invariants import FULL, ROOT
 
 SPACE = ("lora-a", None, ("img",))

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.lockstep import Lockstep
 from kvlockstep.fuzz.machine import run_cases
 from kvlockstep.fuzz.registry import factory_for
+from kvlockstep.fuzz.targets.gpu_impl import GpuImplTarget
 from kvlockstep.fuzz.trace import Header, Trace, write_trace
 
 N_TRACES = 200
@@ -51,7 +51,7 @@ class Collector:
 
     def __init__(self):
         self.factory = factory_for("reference")
-        self.capabilities = self.factory(CacheConfig()).capabilities
+        self.capabilities = GpuImplTarget.capabilities
         self.traces = []
 
     def start(self, config):

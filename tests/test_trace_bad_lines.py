@@ -144,6 +144,10 @@ GOOD_HEADERS = [
     header(target="package.module:factory", lane="interpret"),
     config(page_size=1024, n_pages=2**20, kv_heads=256, head_dim=1024, layers=256, n_rows=2**14),
     config(kv_heads=1, head_dim=1, dtype="float32"),
+    config(policy="tlru"),
+    config(options=[]),
+    config(options=["a", "a0", "a_"]),
+    config(options=sorted(f"{chr(97 + i)}{'x' * 39}" for i in range(16))),
 ]
 
 BAD_HEADERS = [
@@ -174,6 +178,17 @@ BAD_HEADERS = [
     config(prefix_sharing=1),
     config(dtype="int8"),
     config(kv_heads=1, head_dim=1, dtype="float16"),
+    config(options=None),
+    config(options="sorted"),
+    config(options=[1]),
+    config(options=[["a"]]),
+    config(options=["A"]),
+    config(options=["0a"]),
+    config(options=[""]),
+    config(options=["a\n"]),
+    config(options=["a" * 41]),
+    config(options=["a", "a"]),
+    config(options=[f"a{i:02}" for i in range(17)]),
     header(why=None),
     header(why="x" * 501),
     header(why="two\nlines"),
@@ -278,6 +293,16 @@ def test_decoder_refuses_text_that_a_schema_cannot_see(line, wrong):
 
     assert wrong in str(caught.value)
     assert_one_clear_line(caught.value, "t.jsonl:2")
+
+
+def test_options_out_of_order_are_refused_though_a_schema_cannot_say_so():
+    body = config(options=["b", "a"])
+    VALIDATOR.validate(body)
+
+    with pytest.raises(TraceError) as caught:
+        decode_header(json.dumps(body), "t.jsonl:1")
+    assert_one_clear_line(caught.value, "t.jsonl:1")
+    assert "config.options: expected each name once, in order, got b, a" in str(caught.value)
 
 
 def test_future_version_is_named_before_its_unknown_fields():

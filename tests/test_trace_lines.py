@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from kvlockstep.fuzz import trace_bounds as bounds
-from kvlockstep.fuzz.config import DTYPES, KEY_UNITS, POLICIES, CacheConfig
+from kvlockstep.fuzz.config import DTYPES, KEY_UNITS, OPTION, POLICIES, CacheConfig
 from kvlockstep.fuzz.ops import (
     OPS,
     Abort,
@@ -61,6 +61,7 @@ configs = st.builds(
     key_units=st.sampled_from(KEY_UNITS),
     prefix_sharing=st.booleans(),
     dtype=st.sampled_from(DTYPES),
+    options=st.sets(st.from_regex(OPTION, fullmatch=True), max_size=3).map(sorted).map(tuple),
 )
 headers = st.builds(
     Header,

@@ -1,6 +1,14 @@
 """The contract of a target: one class with these methods makes a cache testable.
 
 Only lists, ints and the plain dataclasses named here cross this line, never a tensor.
+
+Beyond the members of `Target` a target may have:
+
+* ``options: tuple[str, ...]``: its own switches. Each is drawn on or off for a case and then stands in
+  ``CacheConfig.options``; the default config has none on. A factory raises for one that it does not know.
+* ``page_sizes: tuple[int, ...]``: those that are drawn for it, in place of `PAGE_SIZES`.
+* ``allowances: frozenset[str]``: named differences from SPEC, from ``reference/allowances.py``.
+* ``forget(request)``: called when a waiting request that it has seen in ``peek`` or ``retract`` ends unmatched.
 """
 
 from collections.abc import Sequence
@@ -108,6 +116,12 @@ class Target(Protocol):
     def snapshot(self) -> Snapshot: ...
 
 
+class RememberingTarget(Target, Protocol):
+    """A target that keeps something of a request that waits."""
+
+    def forget(self, request: str) -> None: ...
+
+
 class KvTarget(Target, Protocol):
     """A target with the capability ``"kv"``: one 32-bit fingerprint a slot, in every layer's K and V."""
 
@@ -116,3 +130,22 @@ class KvTarget(Target, Protocol):
     def read_kv(self, row: int, length: int) -> list[int]: ...
 
     def read_slots(self, slots: Sequence[int]) -> list[int]: ...
+
+
+PAGE_SIZES = (1, 2, 3, 4, 16)
+"""What is drawn for a target that names none of its own."""
+
+
+def options_of(target: object) -> tuple[str, ...]:
+    """Return the switches that may be drawn for a target."""
+    return tuple(getattr(target, "options", ()))
+
+
+def page_sizes_of(target: object) -> tuple[int, ...]:
+    """Return the page sizes that are drawn for a target."""
+    return tuple(getattr(target, "page_sizes", PAGE_SIZES))
+
+
+def allowances_of(target: object) -> frozenset[str]:
+    """Return the differences from SPEC that a target declares."""
+    return frozenset(getattr(target, "allowances", ()))

@@ -5,10 +5,6 @@ that brings its data from the device to the host, and only after an operation ha
 
 The snapshot is walked: the free stacks, the edges from the root down, the row tensor. The counters,
 locks and the victims' queue that the cache maintains stand beside it as claims.
-
-KV carries one 32-bit fingerprint a slot. Each plane (a layer's K or V) holds it as often as it fits, as
-bits, xored with a salt that differs from plane to plane and word to word; so a plane that is stale,
-swapped or shifted is told from the others.
 """
 
 from array import array
@@ -19,17 +15,16 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kvlockstep import gpu_impl
-from kvlockstep.fuzz.config import POLICIES, CacheConfig
+from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.ops import NO_NAMESPACE, AllocItem, Namespace
 from kvlockstep.fuzz.targets.base import REFUSALS, AllocResult
+from kvlockstep.fuzz.targets.planes import Planes
 from kvlockstep.invariants import FULL, ROOT, NodeView, PoolView, RequestView, RowView, Snapshot, Unit
 
 T = TypeVar("T")
-Words = NDArray[np.uint32]
 
 REFUSAL_OF = {refusal.__name__: refusal for refusal in REFUSALS}
 MEMO_LIMIT = 4096
@@ -47,8 +42,9 @@ class GpuImplTarget:
     name = "gpu_impl"
     conformance: Literal["exact", "legal"] = "exact"
     capabilities = frozenset(
-        {"namespaces", "private", "bigram", "drafts", "sharing", "no_sharing", "priority", "kv"}
-        | {f"policy:{policy}" for policy in POLICIES}
+        {"namespaces", "content_ids", "private", "bigram", "drafts", "discards", "sharing", "no_sharing"}
+        | {"priority", "kv"}
+        | {f"policy:{policy}" for policy in ("lru", "mru", "fifo", "filo", "lfu", "slru", "priority")}
     )
 
     def __init__(self, config: CacheConfig, impl: ModuleType = gpu_impl) -> None:
@@ -58,13 +54,7 @@ class GpuImplTarget:
         self._config = config
         self._units_of: dict[bytes, tuple[Unit, ...]] = {}
         self._slots_of: dict[bytes, list[int]] = {}
-        self._salts = _salts(config)
-        self._multipliers = self._salts | np.uint32(1)
-        self._heads = (config.kv_heads, config.head_dim)
-        self._dtype: torch.dtype = getattr(torch, config.dtype)
-        self._bits = torch.int32 if config.dtype == "float32" else torch.int16
-        self._host_bits_type = np.int32 if config.dtype == "float32" else np.int16
-        self._cut_word = config.dtype != "float32" and config.kv_heads * config.head_dim % 2 == 1
+        self._planes = Planes(config)
 
     # Operations
 
@@ -199,76 +189,23 @@ class GpuImplTarget:
     # KV
 
     def write_kv(self, slots: Sequence[int], values: Sequence[int]) -> None:
-        kv = self._planes_of(np.array(values, dtype=np.uint32))
+        kv = self._planes.spell(np.array(values, dtype=np.uint32)).to(self._cache.device.device)
         self._cache.write_kv(self._on_device(array("i", slots)), kv[0], kv[1])
 
     def read_kv(self, row: int, length: int) -> list[int]:
-        return self._values_of(np.stack([self._host_bits(kv) for kv in self._cache.read_kv(row, length)]))
+        return self._planes.read(np.stack([self._planes.host_bits(kv) for kv in self._cache.read_kv(row, length)]))
 
     def read_slots(self, slots: Sequence[int]) -> list[int]:
-        pool = self._host_bits(self._cache.device.kv_pool)
-        return self._values_of(pool.take(array("i", slots), axis=2).swapaxes(0, 1))
-
-    def _host_bits(self, kv: Tensor) -> NDArray[Any]:
-        """Bring KV [..., kv_heads, head_dim] to the host as integers [..., elements]."""
-        host: NDArray[Any] = kv.flatten(-2).view(self._bits).cpu().numpy()
-        return host
+        pool = self._planes.host_bits(self._cache.device.kv_pool)
+        return self._planes.read(pool.take(array("i", slots), axis=2).swapaxes(0, 1))
 
     def _on_device(self, numbers: "array[int]") -> Tensor:
         if not numbers:
             return torch.empty(0, dtype=torch.int32, device=self._cache.device.device)
         return torch.frombuffer(numbers, dtype=torch.int32).to(self._cache.device.device)
 
-    def _planes_of(self, values: Words) -> Tensor:
-        """Spell fingerprints [n] as KV [K or V, layers, n, kv_heads, head_dim]."""
-        bits = (self._salts ^ values[:, None]).view(self._host_bits_type)
-        kv = torch.from_numpy(bits).view(self._dtype)[..., : self._heads[0] * self._heads[1]]
-        return kv.reshape(*kv.shape[:3], *self._heads).to(self._cache.device.device)
-
-    def _values_of(self, bits: NDArray[Any]) -> list[int]:
-        """Read fingerprints back from the bits of KV [K or V, layers, n, elements].
-
-        Where the planes disagree, as in a slot that was never written, give a negative number that depends on
-        every bit of the slot, so that any change of it shows; `plane_of` tells the first plane that spells
-        another fingerprint than plane 0 begins with.
-        """
-        if self._cut_word:
-            bits = np.pad(bits, ((0, 0), (0, 0), (0, 0), (0, 1)))
-        words = np.ascontiguousarray(bits).view(np.uint32) ^ self._salts
-        values = words[0, 0, :, 0].copy()
-        words ^= values[:, None]
-        if self._cut_word:
-            words[..., -1] &= np.uint32(0xFFFF)
-        found = values.astype(np.int64)
-        torn = np.flatnonzero(words.any(axis=(0, 1, 3)))
-        if torn.size:
-            words = words[:, :, torn]
-            bits_sum = values[torn] + (words * self._multipliers).sum(axis=(0, 1, 3), dtype=np.uint32)
-            # of planes that disagree the first one: K and V of layer 0, K and V of layer 1, and so on
-            disagree: NDArray[Any] = np.any(words, axis=3)
-            first = disagree.swapaxes(0, 1).reshape(-1, torn.size).argmax(axis=0)
-            found[torn] = -1 - first - 2 * self._config.layers * bits_sum.astype(np.int64)
-        read: list[int] = found.tolist()
-        return read
-
-
-def plane_of(value: int, layers: int) -> int:
-    """Tell from a negative reading which plane disagrees first: K and V of layer 0, K and V of layer 1, and so on."""
-    return (-1 - value) % (2 * layers)
-
 
 def _remember(memo: dict[bytes, Any], key: bytes, value: Any) -> None:
     if len(memo) >= MEMO_LIMIT:
         memo.clear()
     memo[key] = value
-
-
-def _salts(config: CacheConfig) -> Words:
-    """Give 32 bits for each word of each plane: [K or V, layers, 1, words]."""
-    elements = config.kv_heads * config.head_dim
-    n_words = elements if config.dtype == "float32" else (elements + 1) // 2
-    plane = np.arange(2 * config.layers, dtype=np.uint32).reshape(config.layers, 2).T
-    word = np.arange(n_words, dtype=np.uint32)
-    # Odd multipliers keep the salts of all planes apart, and those of neighbouring words.
-    salts = plane[:, :, None, None] * np.uint32(0x9E3779B1) + word * np.uint32(0x85EBCA6B) + np.uint32(0x27D4EB2F)
-    return np.ascontiguousarray(salts)

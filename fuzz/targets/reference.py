@@ -4,7 +4,7 @@ As a target it is the honest one: the harness run against its own law, and the b
 wrong targets of the kit are made. `snapshot_of` is what the lockstep compares after every operation.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -28,8 +28,11 @@ class ReferenceTarget:
     conformance: Literal["exact", "legal"] = "exact"
 
     def __init__(self, config: CacheConfig) -> None:
+        if config.options:
+            raise ValueError(f"the reference has no options, got {', '.join(config.options)}")
         self.capabilities = frozenset(
-            ["namespaces", "private", "bigram", "drafts", "sharing", "no_sharing", "priority", "kv"]
+            ["namespaces", "content_ids", "private", "bigram", "drafts", "discards", "sharing", "no_sharing"]
+            + ["priority", "kv"]
             + [f"policy:{policy}" for policy in POLICIES]
         )
         self.cache = new_cache(config)
@@ -112,8 +115,8 @@ def make(config: CacheConfig) -> ReferenceTarget:
     return ReferenceTarget(config)
 
 
-def new_cache(config: CacheConfig) -> Cache:
-    """Build a fresh model of a cache of this shape."""
+def new_cache(config: CacheConfig, allowances: Collection[str] = frozenset()) -> Cache:
+    """Build a fresh model of a cache of this shape, with these differences from SPEC."""
     return Cache(
         page_size=config.page_size,
         n_pages=config.n_pages,
@@ -122,6 +125,7 @@ def new_cache(config: CacheConfig) -> Cache:
         policy=config.policy,
         key_units=config.key_units,
         prefix_sharing=config.prefix_sharing,
+        allowances=allowances,
     )
 
 
