@@ -1,18 +1,25 @@
-# `make fuzz` and `make test` start from nothing: they build .venv first, and again when a pin changes.
+# `make fuzz`, `make sglang` and `make test` start from nothing: they build the environments that they need first, and
+# again when a pin changes. SGLang has an environment of its own, for its pins are not those of the rest.
 
 PYTHON ?= python3
 FUZZ_SECONDS ?= 60
 
 VENV := .venv
 READY := $(VENV)/.ready
-PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
+VENV_SGLANG := .venv-sglang
+READY_SGLANG := $(VENV_SGLANG)/.ready
+SGLANG_TARGETS := sglang:radix,sglang:unified-python,sglang:unified-rust
 
-.PHONY: fuzz test
+.PHONY: fuzz sglang test
 
 fuzz: $(READY)
 	@$(VENV)/bin/python -m kvlockstep fuzz --seconds $(FUZZ_SECONDS)
 
-test: $(READY)
+sglang: $(READY_SGLANG)
+	@$(VENV_SGLANG)/bin/python -m kvlockstep fuzz --target $(SGLANG_TARGETS) --seconds $(FUZZ_SECONDS)
+
+# An environment for SGLang that is there is brought up to date; one that is not is not built for this.
+test: $(READY) $(wildcard $(READY_SGLANG))
 	@echo "== ruff"
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/ruff format --quiet --check .
@@ -20,16 +27,49 @@ test: $(READY)
 	@$(VENV)/bin/mypy
 	@echo "== pytest"
 	@$(VENV)/bin/python -m pytest -q -n auto --hypothesis-profile=ci
+	@echo "== pytest (SGLang)"
+	@if [ -e $(READY_SGLANG) ]; then \
+		$(VENV_SGLANG)/bin/python -m pytest -q -n auto --hypothesis-profile=ci tests/sglang; \
+	else \
+		echo "skipped: needs sglang: $(VENV_SGLANG) is not built, make sglang"; \
+		case ",$$KVLOCKSTEP_REQUIRE," in \
+			*,sglang,*) echo "KVLOCKSTEP_REQUIRE promises sglang" >&2; exit 1;; \
+		esac; \
+	fi
 
-$(READY): pyproject.toml $(wildcard requirements/*.txt)
+# $(call install,ENVIRONMENT,ARGUMENTS OF PIP): what pip said is shown where it fails, and then in one line why.
+define install
+	@$(1)/bin/python -m pip --disable-pip-version-check install --quiet $(2) 2> $(1)/pip.log || { \
+		cat $(1)/pip.log >&2; \
+		if grep -q -e "connection broken by" -e "Max retries exceeded" -e "HTTP error 5" -e "Read timed out" $(1)/pip.log; \
+		then echo "$(1): the package registry did not answer; what is installed stays, make goes on from there" >&2; \
+		else echo "$(1): pip install $(2) failed: $$(grep -m 1 '^ *ERROR' $(1)/pip.log || tail -n 1 $(1)/pip.log)" >&2; \
+		fi; exit 1; }
+endef
+
+define create
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "kvlockstep needs Python 3.11 or newer: make PYTHON=python3.11 ..." >&2; exit 2; }
-	@echo "== $(VENV) 1/4: create"
-	@$(PYTHON) -m venv $(VENV)
+	@echo "== $(1) 1/4: create"
+	@$(PYTHON) -m venv $(1)
+endef
+
+$(READY): pyproject.toml requirements/torch.txt requirements/ci.txt
+	$(call create,$(VENV))
 	@echo "== $(VENV) 2/4: torch (the largest download)"
-	@$(PIP) -r requirements/torch.txt
+	$(call install,$(VENV),-r requirements/torch.txt)
 	@echo "== $(VENV) 3/4: tools, pinned"
-	@$(PIP) --no-deps -r requirements/ci.txt
+	$(call install,$(VENV),--no-deps -r requirements/ci.txt)
 	@echo "== $(VENV) 4/4: kvlockstep, from this checkout"
-	@$(PIP) --no-deps --no-build-isolation -e .
+	$(call install,$(VENV),--no-deps --no-build-isolation -e .)
+	@touch $@
+
+$(READY_SGLANG): pyproject.toml requirements/torch.txt requirements/sglang.txt
+	$(call create,$(VENV_SGLANG))
+	@echo "== $(VENV_SGLANG) 2/4: torch (the largest download)"
+	$(call install,$(VENV_SGLANG),-r requirements/torch.txt)
+	@echo "== $(VENV_SGLANG) 3/4: SGLang and what it runs with, pinned"
+	$(call install,$(VENV_SGLANG),--no-deps -r requirements/sglang.txt)
+	@echo "== $(VENV_SGLANG) 4/4: kvlockstep, from this checkout"
+	$(call install,$(VENV_SGLANG),--no-deps --no-build-isolation -e .)
 	@touch $@

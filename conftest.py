@@ -3,12 +3,16 @@
 A test that needs something not every machine has is marked ``@pytest.mark.needs("cuda")`` and is
 skipped, with the reason printed, where that is absent. A run that must not skip it names it in
 ``KVLOCKSTEP_REQUIRE=cuda,sglang``: then a skip of a test so marked, for whatever reason, is a failure.
+
+SGLang has an environment of its own. A test marked ``needs("sglang")`` runs commands in that one from any other; those
+in ``tests/sglang`` import SGLang, run in it, and are skipped as a whole elsewhere: ``make test`` runs both.
 """
 
 import importlib.util
 import os
 import shutil
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, settings
@@ -46,11 +50,22 @@ def _missing_browser() -> str | None:
     return None if any(map(shutil.which, names)) else f"none of {', '.join(names)} is on the path"
 
 
+def _missing_sglang() -> str | None:
+    from kvlockstep.fuzz.environments import sglang_found
+    from kvlockstep.fuzz.registry import TargetUnusable
+
+    try:
+        sglang_found()
+    except TargetUnusable as error:
+        return str(error)
+    return None
+
+
 _MISSING = {
     "browser": _missing_browser,
     "cuda": _missing_cuda,
     "ray": lambda: _missing_module("ray"),
-    "sglang": lambda: _missing_module("sglang"),
+    "sglang": _missing_sglang,
 }
 
 
@@ -76,6 +91,24 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header() -> str:
     required = ",".join(sorted(_required())) or "nothing"
     return f"kvlockstep: lane={LANE} required={required}"
+
+
+class _NeedsSglangHere(pytest.File):
+    """A file of tests that import SGLang, where nothing can import it."""
+
+    def collect(self) -> NoReturn:
+        pytest.skip("tests/sglang needs sglang: not installed beside this Python; make test runs it in .venv-sglang")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path, parent: pytest.Collector):
+    collectors = yield
+    if collectors and file_path.is_relative_to(ROOT / "tests" / "sglang"):
+        from kvlockstep.fuzz.environments import sglang_is_here
+
+        if not sglang_is_here():
+            return [_NeedsSglangHere.from_parent(parent, path=file_path)]
+    return collectors
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,23 +1,28 @@
 """Draws the verdict of a run from what its workers reported, and replays what they found.
 
-A failure counts only if it replays in yet another process. The workers are followed in ``crew.py``.
+A failure counts only if it replays in yet another process. Of a run on several targets each must have shown enough:
+what one reached says nothing about another. The workers are followed in ``crew.py``.
 """
 
 import subprocess
-import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from kvlockstep.fuzz.crew import GRACE_S, WorkerState
+from kvlockstep.fuzz.environments import python_for
 from kvlockstep.fuzz.exits import BROKEN, CLEAN, CRASHED, UNKNOWN, USAGE, VIOLATION
 from kvlockstep.fuzz.failures import replay_line
 from kvlockstep.fuzz.label_needs import hidden_from, is_promised
 from kvlockstep.fuzz.labels import LABELS, Label, name_of
+from kvlockstep.fuzz.registry import SGLANG_TARGETS
 from kvlockstep.fuzz.statistics import Statistics
 from kvlockstep.fuzz.target_check import CAPABILITIES
 
-FLOOR_PER_MINUTE = {"torch": 10_000, "cuda": 10_000, "interpret": 1_000, None: 10_000}
+FLOOR_PER_MINUTE: dict[str | None, int] = {"torch": 10_000, "cuda": 10_000, "interpret": 1_000, None: 10_000}
 """Operations that a lane must have done, not refused, in a minute; less proves too little to be called clean."""
+
+SGLANG_FLOOR_PER_MINUTE: dict[str | None, int] = {"torch": 2_000, "interpret": 300}
+"""The same for the trees of SGLang, each of whose operations takes longer."""
 
 FLOOR_UNDER_PRESSURE = 0.2
 """Share of cases that must have evicted or been refused a row or pages."""
@@ -35,8 +40,8 @@ class Verdict:
 
 
 def replays(trace_path: str, target: str) -> bool:
-    """Run a stored trace in a fresh process; True if it fails there as its header says."""
-    command = [sys.executable, "-P", "-m", "kvlockstep", "replay", "--quiet", "--target", target, trace_path]
+    """Run a stored trace in a fresh process; True if it fails there as its header says. Raises TargetUnusable."""
+    command = [python_for(target), "-P", "-m", "kvlockstep", "replay", "--quiet", "--target", target, trace_path]
     try:
         done = subprocess.run(
             command,
@@ -52,20 +57,26 @@ def replays(trace_path: str, target: str) -> bool:
     return done.returncode == VIOLATION and any(line.startswith("FAILED:") for line in done.stdout.splitlines())
 
 
-def verdict_of(states: Sequence[WorkerState], seconds: float, accepted: Collection[int] = ()) -> Verdict:
+def verdict_of(
+    states: Sequence[WorkerState], seconds: float, accepted: Collection[int] = (), not_run: Sequence[str] = ()
+) -> Verdict:
     """Draw the exit code of a run from what its workers reported.
 
-    ``accepted`` are the charter laws that need not have been observed.
+    ``accepted`` are the charter laws that need not have been observed; ``not_run`` are targets that were asked for
+    and have no worker. A run on several targets goes on without one that cannot be had, but is not clean.
     """
     failures = [state for state in states if state.failure]
     n_replayed = sum([bool(state.replays) for state in failures])
     unusable = sorted({state.unusable for state in states if state.unusable})
+    missing_targets = {*not_run, *(state.order.target for state in states if state.unusable)}
+    shown = [state for state in states if state.order.target not in missing_targets]
+    not_shown = [f"not run: {', '.join(sorted(missing_targets))}"] if missing_targets else []
     broken = [_with_trace(state.broken, state) for state in states if state.broken]
     troubled = [_with_trace(f"worker {state.order.name} {state.trouble}", state) for state in states if state.trouble]
     if n_replayed:
         lines = [f"{n_replayed} of {len(states)} workers found a violation", *unusable, *broken, *troubled]
-        return Verdict(VIOLATION, lines)
-    if unusable:
+        return Verdict(VIOLATION, lines + not_shown if shown else lines)
+    if unusable and not shown:
         return Verdict(USAGE, unusable)
     if broken:
         return Verdict(BROKEN, broken + troubled)
@@ -73,18 +84,33 @@ def verdict_of(states: Sequence[WorkerState], seconds: float, accepted: Collecti
         return Verdict(CRASHED, troubled)
     if failures:
         return Verdict(UNKNOWN, ["a violation was found that did not replay in a fresh process"])
-    unseen = unseen_laws(states)
+    groups = by_target(shown)
+    unseen = [(target, law) for target, group in groups.items() for law in unseen_laws(group)]
+    on = {target: f" on {target}" if len(groups) > 1 else "" for target in groups}
     missing = [
-        f"law {law} was not observed on this target: --accept-unobserved {law} calls it clean all the same"
-        for law in unseen
+        f"law {law} was not observed{on[target] or ' on this target'}: "
+        f"--accept-unobserved {law} calls it clean all the same"
+        for target, law in unseen
         if law not in accepted
     ]
-    missing += shortfalls(states, seconds)
+    missing += shortfalls(shown, seconds) + unusable + not_shown
     if missing:
         return Verdict(UNKNOWN, missing)
-    lines = ["clean: no law was broken, and every required state was reached"]
-    lines += [f"clean but for law {law}: not observed, accepted by --accept-unobserved {law}" for law in unseen]
+    each = f", on each of {len(groups)} targets" if len(groups) > 1 else ""
+    lines = [f"clean: no law was broken, and every required state was reached{each}"]
+    lines += [
+        f"clean but for law {law}{on[target]}: not observed, accepted by --accept-unobserved {law}"
+        for target, law in unseen
+    ]
     return Verdict(CLEAN, lines)
+
+
+def by_target(states: Sequence[WorkerState]) -> dict[str, list[WorkerState]]:
+    """Sort the workers of a run by their targets, in the order in which they were asked for."""
+    groups: dict[str, list[WorkerState]] = {}
+    for state in states:
+        groups.setdefault(state.order.target, []).append(state)
+    return groups
 
 
 def _with_trace(text: str, state: WorkerState) -> str:
@@ -105,31 +131,58 @@ def shortfalls(states: Sequence[WorkerState], seconds: float) -> list[str]:
     """Say what a run without a violation did not reach, so that it must not be called clean."""
     lines = []
     for state in states:
-        floor = int(FLOOR_PER_MINUTE.get(state.lane, 1_000) * seconds / 60)
+        floor = int(_floor_per_minute(state) * seconds / 60)
         if state.statistics.done < floor:
             lines.append(
                 f"worker {state.order.name}: {state.statistics.done} operations done, expected {floor} in {seconds:g} s"
             )
-    total = merged(states)
-    share = total.cases_under_pressure / total.cases if total.cases else 0.0
-    if share < FLOOR_UNDER_PRESSURE:
-        lines.append(f"{share:.0%} of cases evicted or were refused room, expected {FLOOR_UNDER_PRESSURE:.0%}")
-    lines += [f"never reached: {name_of(label)}" for label in labels_at_zero(states)]
-    return lines
+    groups = by_target(states)
+    for target, group in groups.items():
+        total = merged(group)
+        share = total.cases_under_pressure / total.cases if total.cases else 0.0
+        if share < FLOOR_UNDER_PRESSURE:
+            where = f"{target}: " if len(groups) > 1 else ""
+            lines.append(
+                f"{where}{share:.0%} of cases evicted or were refused room, expected {FLOOR_UNDER_PRESSURE:.0%}"
+            )
+    return lines + never_reached(states)
+
+
+def _floor_per_minute(state: WorkerState) -> int:
+    floors = SGLANG_FLOOR_PER_MINUTE if state.order.target in SGLANG_TARGETS else FLOOR_PER_MINUTE
+    return floors.get(state.lane, min(floors.values()))
+
+
+def never_reached(states: Sequence[WorkerState]) -> list[str]:
+    """Say which required labels were not reached, on which target if there are several."""
+    groups = by_target(states)
+    where = {target: f"{target}: " if len(groups) > 1 else "" for target in groups}
+    return [
+        f"{where[target]}never reached: {name_of(label)}"
+        for target, group in groups.items()
+        for label in labels_at_zero(group)
+    ]
 
 
 def labels_at_zero(states: Sequence[WorkerState]) -> list[Label]:
-    """List the required labels that no worker reached.
+    """List the required labels that no worker of some target reached.
 
     What a target does not promise is not required of it, nor what cannot be told from the parts it shows.
     """
-    total = merged(states).labels
-    return [
-        label
-        for label in LABELS
-        if total[name_of(label)] == 0
-        and any(is_promised(label, state.capabilities) and not hidden_from(label, state.hidden) for state in states)
-    ]
+    missed = set()
+    for group in by_target(states).values():
+        reached = merged(group).labels
+        missed |= {
+            label
+            for label in LABELS
+            if reached[name_of(label)] == 0
+            and any(_can_reach(label, state) and not hidden_from(label, state.hidden) for state in group)
+        }
+    return [label for label in LABELS if label in missed]
+
+
+def _can_reach(label: Label, state: WorkerState) -> bool:
+    return is_promised(label, state.capabilities, state.statistics.allowances)
 
 
 def remarks(states: Sequence[WorkerState]) -> list[str]:
@@ -137,11 +190,11 @@ def remarks(states: Sequence[WorkerState]) -> list[str]:
     total, required = merged(states).labels, labels_at_zero(states)
     lines = []
     for label in LABELS:
-        needs = sorted({p for s in states if is_promised(label, s.capabilities) for p in hidden_from(label, s.hidden)})
+        needs = sorted({part for s in states if _can_reach(label, s) for part in hidden_from(label, s.hidden)})
         if needs and total[name_of(label)] == 0 and label not in required:
             lines.append(f"label not observable: {name_of(label)} (needs {', '.join(needs)})")
     promised = {capability for state in states for capability in state.capabilities}
-    features = [name for name in CAPABILITIES if name != "kv"]
+    features = [name for name in CAPABILITIES if name not in ("kv", "victim_order")]
     lacking = [name for name in features if name not in promised]
     if promised:
         line = f"drawn: {', '.join(name for name in features if name in promised)}"

@@ -6,7 +6,7 @@ How a command ends, also in trouble, is in ``exits.py``.
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from dataclasses import replace as replaced
@@ -16,10 +16,11 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from kvlockstep.fuzz.campaign import CHARTER, labels_at_zero, remarks, replays, verdict_of
+from kvlockstep.fuzz.campaign import CHARTER, by_target, never_reached, remarks, replays, verdict_of
 from kvlockstep.fuzz.config import CacheConfig
-from kvlockstep.fuzz.crew import WorkerState, run_workers
+from kvlockstep.fuzz.crew import WorkerState, n_cores, run_workers
 from kvlockstep.fuzz.doctor import Finding, examine, targets_here
+from kvlockstep.fuzz.environments import go_where_it_runs, python_for
 from kvlockstep.fuzz.exits import (
     CLEAN,
     CRASHED,
@@ -38,9 +39,23 @@ from kvlockstep.fuzz.exits import (
 )
 from kvlockstep.fuzz.failures import replay_line
 from kvlockstep.fuzz.ops import Op
-from kvlockstep.fuzz.registry import BUILT_IN, LANED, check_fault, check_name, choose_lane, factory_for
-from kvlockstep.fuzz.replay_files import replay_each, worst
+from kvlockstep.fuzz.outcomes import OutcomeLog
+from kvlockstep.fuzz.registry import (
+    BUILT_IN,
+    LANED,
+    SGLANG_TARGETS,
+    Factory,
+    TargetUnusable,
+    check_fault,
+    check_lane,
+    check_name,
+    choose_lane,
+    factory_for,
+    targets_named,
+)
+from kvlockstep.fuzz.replay_files import replay_each, replay_on_each, worst
 from kvlockstep.fuzz.report import PlainProgress, print_failure, print_hunts, print_run
+from kvlockstep.fuzz.targets.base import allowances_of
 from kvlockstep.fuzz.trace import Header, Trace, TraceError, TraceWriter, read_trace, write_trace
 from kvlockstep.fuzz.trace_bounds import LANES
 from kvlockstep.fuzz.worker import Order
@@ -72,7 +87,12 @@ def commands(context: click.Context) -> None:
 
 
 @commands.command()
-@click.option("--target", default="gpu_impl", show_default=True, help="Built-in name, or package.module:factory.")
+@click.option(
+    "--target",
+    default="gpu_impl",
+    show_default=True,
+    help="Built-in name, or package.module:factory; several with commas, or 'all'.",
+)
 @click.option(
     "--lanes", default="torch,interpret", show_default=True, help="One worker each; of cuda, interpret, torch."
 )
@@ -97,34 +117,80 @@ def commands(context: click.Context) -> None:
 def fuzz(
     target: str, lanes: str, seconds: float, seed: int, out: Path, fault: str | None, accepted: tuple[str, ...]
 ) -> None:
-    """Fuzz a target against the reference model."""
+    """Fuzz one or several targets against the reference model, each in processes of its own.
+
+    Of several targets one that cannot be had here is not run, and then the run is not clean.
+    """
     chosen = [lane.strip() for lane in lanes.split(",") if lane.strip()]
     if not chosen or any(lane not in LANES for lane in chosen):
         raise Stop(f"--lanes {lanes!r}: expected one or more of {', '.join(LANES)}", USAGE)
-    lanes_of_workers: list[str | None] = [*chosen] if target in LANED else [None]
     with usable():
-        check_name(target)
+        names = targets_named(target)
+        if fault is not None and len(names) > 1:
+            raise Stop(f"--fault {fault}: expected one target with it, got {len(names)}", USAGE)
         if fault is not None:
             check_fault(fault)
+    workers, not_run = _workers_for(names, chosen)
     _make_folder(out)
     orders = [
-        Order(target, lane, seconds, seed * len(lanes_of_workers) + i, str(out), name, fault)
-        for i, (lane, name) in enumerate(zip(lanes_of_workers, _worker_names(target, lanes_of_workers), strict=True))
+        Order(name, lane, seconds, seed * len(workers) + i, str(out), worker, fault)
+        for i, ((name, lane), worker) in enumerate(zip(workers, _worker_names(workers), strict=True))
     ]
-    console.print(f"fuzzing {target} for {seconds:g} s, workers: {', '.join(o.name for o in orders)}, seed {seed}")
-    with writing(f"output (what was found is under {out})"):
-        sys.exit(_fuzz(orders, seconds, [int(law) for law in accepted], out))
+    fuzzed = ", ".join(dict.fromkeys(name for name, _ in workers))
+    console.print(
+        f"fuzzing {fuzzed} for {seconds:g} s, workers: {', '.join(o.name for o in orders)}, seed {seed}", soft_wrap=True
+    )
+    if len(orders) > n_cores():
+        console.print(f"{len(orders)} workers share {n_cores()} cores, and with them the operations a second")
+    with usable(), writing(f"output (what was found is under {out})"):
+        sys.exit(_fuzz(orders, seconds, [int(law) for law in accepted], out, not_run))
 
 
-def _fuzz(orders: list[Order], seconds: float, accepted: list[int], out: Path) -> int:
+WorkerOf = tuple[str, str | None]
+"""A target and the lane that one worker runs it on, if it has lanes."""
+
+
+def _workers_for(names: list[str], lanes: list[str]) -> tuple[list[WorkerOf], list[str]]:
+    """Return the workers of a run, and the targets that cannot be run here; those are said, a line each.
+
+    Raises Stop if no target can be run, or the only one cannot be run on a lane that it was asked for.
+    """
+    workers: list[WorkerOf] = []
+    reasons: dict[str, str] = {}
+    for name in names:
+        missing = [lane for lane in lanes if lane not in LANED.get(name, LANES)]
+        try:
+            if len(missing) == len(lanes) or (missing and len(names) == 1):
+                check_lane(name, missing[0])
+            python_for(name)
+        except TargetUnusable as error:
+            reasons[name] = str(error)
+            continue
+        if missing:
+            console.print(f"{name} is not run on {', '.join(missing)}, which it does not have", soft_wrap=True)
+        workers += [(name, lane) for lane in lanes if lane not in missing] if name in LANED else [(name, None)]
+    if not workers:
+        *others, last = reasons.values()
+        for reason in others:
+            complain(reason, USAGE)
+        raise Stop(last, USAGE)
+    for reason in reasons.values():
+        complain(f"not run: {reason}", UNKNOWN)
+    return workers, [*reasons]
+
+
+def _fuzz(orders: list[Order], seconds: float, accepted: list[int], out: Path, not_run: Sequence[str] = ()) -> int:
     """Run the workers, print what they did and found, and return the exit code."""
     states, interrupted = run_workers(orders, PlainProgress(console, seconds))
-    if not any(state.unusable for state in states):
-        print_run(console, states)
-        for line in remarks(states):
-            console.print(line, soft_wrap=True)
+    groups = {name: group for name, group in by_target(states).items() if not any(state.unusable for state in group)}
+    shown = [state for group in groups.values() for state in group]
+    if shown:
+        print_run(console, shown)
+    for name, group in groups.items():
+        for line in remarks(group):
+            console.print(f"{name}: {line}" if len(groups) > 1 else line, soft_wrap=True)
     interrupted = _settle_failures(states, check=not interrupted) or interrupted
-    verdict = verdict_of(states, seconds, accepted)
+    verdict = verdict_of(states, seconds, accepted, not_run)
     if interrupted:
         console.print(f"interrupted; what was found is under {out}", soft_wrap=True)
         return INTERRUPTED
@@ -135,16 +201,23 @@ def _fuzz(orders: list[Order], seconds: float, accepted: list[int], out: Path) -
             complain(line, verdict.code)
     if verdict.code == UNKNOWN:
         console.print("unknown: too little was shown to call this clean")
-        if seconds < LONG_ENOUGH and len(verdict.lines) == len(labels_at_zero(states)):  # nothing else was missing
+        if seconds < LONG_ENOUGH and len(verdict.lines) == len(never_reached(shown)):  # nothing else was missing
             longer = min(LONG_ENOUGH, max(60.0, 4 * seconds))
             console.print(f"a longer run reaches more: --seconds {longer:.0f}")
     return verdict.code
 
 
-def _worker_names(target: str, lanes: list[str | None]) -> list[str]:
-    """Name each worker by its lane, or its target's module where there are none; with a number where it has several."""
-    module = check_name(target)[0] if target not in BUILT_IN else target
-    names = [lane or module.rpartition(".")[2] or "target" for lane in lanes]
+def _worker_names(workers: Sequence[WorkerOf]) -> list[str]:
+    """Name each worker by its lane and target, as far as they tell it from the others; with a number, if they do not.
+
+    A target that is not built in is named by its module; the lanes of `gpu_impl` go without its name, if it is alone.
+    """
+    alone = len({target for target, _ in workers}) == 1
+    names = []
+    for target, lane in workers:
+        module = check_name(target)[0] if target not in BUILT_IN else target.partition(":")[2] or target
+        name = module.rpartition(".")[2] or "target"
+        names.append(name if lane is None else lane if alone and target not in SGLANG_TARGETS else f"{name}-{lane}")
     return [name if names.count(name) == 1 else f"{name}-{names[:i].count(name) + 1}" for i, name in enumerate(names)]
 
 
@@ -178,24 +251,48 @@ def _make_folder(out: Path) -> None:
 
 @commands.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--target", default=None, help="Instead of the one the trace was found on.")
+@click.option(
+    "--target", default=None, help="Instead of the one the trace was found on; several with commas, or 'all'."
+)
 @click.option("--lane", default=None, type=click.Choice(LANES), help="Instead of the one the trace was found on.")
 @click.option("--fault", default=None, help="Instead of the one in the trace; 'none' plants nothing.")
 @click.option(
     "--write", default=None, type=click.Path(path_type=Path), help="Also write the trace again, as run; of one FILE."
 )
+@click.option("--outcomes", default=None, hidden=True, type=click.Path(path_type=Path))
 @click.option("--quiet", is_flag=True, help="Print the verdict only.")
 def replay(
-    files: tuple[Path, ...], target: str | None, lane: str | None, fault: str | None, write: Path | None, quiet: bool
+    files: tuple[Path, ...],
+    target: str | None,
+    lane: str | None,
+    fault: str | None,
+    write: Path | None,
+    outcomes: Path | None,
+    quiet: bool,
 ) -> None:
     """Run stored traces from a fresh state: FAILED, FIXED, DIFFERENT, REFUSED-ALL or CLEAN.
 
-    Of several traces the verdicts are printed, one a line; a violation among them gives the exit code.
+    Of several traces the verdicts are printed, one a line; a violation among them gives the exit code. So it is with
+    several targets. A target that does not promise what the trace asks of it CANNOT TAKE IT: alone that is wrong
+    usage, among several no fault. The trees of SGLang are also compared with one another, operation by operation;
+    where they differ, and their allowances do not say why, that is a violation.
     """
+    with usable():
+        names = targets_named(target) if target is not None else []
+        for name in names:
+            if lane is not None:
+                check_lane(name, lane)
+    if len(files) * max(1, len(names)) > 1:
+        for option, path in (("--write", write), ("--outcomes", outcomes)):
+            if path is not None:
+                expected, got = ("one target", len(names)) if len(files) == 1 else ("one FILE", len(files))
+                raise Stop(f"{option} {path}: expected {expected} with it, got {got}", USAGE)
+    if len(names) > 1:
+        if fault not in (None, "none"):
+            raise Stop(f"--fault {fault}: expected one target with it, got {len(names)}", USAGE)
+        sys.exit(worst([_replay_on_each(file, names, lane, fault, named=len(files) > 1) for file in files]))
     if len(files) == 1:
-        sys.exit(_replay(files[0], target, lane, fault, write, quiet))
-    if write is not None:
-        raise Stop(f"--write {write}: expected one FILE with it, got {len(files)}", USAGE)
+        sys.exit(_replay(files[0], names[0] if names else None, lane, fault, write, outcomes, quiet))
     given = {"--target": target, "--lane": lane, "--fault": fault}
     options = [f"{option}={value}" for option, value in given.items() if value is not None]
     codes = []
@@ -207,17 +304,46 @@ def replay(
     sys.exit(worst(codes))
 
 
+def _replay_on_each(file: Path, names: list[str], lane: str | None, fault: str | None, *, named: bool) -> int:
+    """Run one stored trace on several targets, print a row of verdicts, and return the exit code."""
+    try:
+        trace = _read(file)
+    except Stop as stop:  # a violation in another file must not be hidden by this one
+        return complain(str(stop), stop.code)
+    options = [] if fault is None else [f"--fault={fault}"]
+    done = replay_on_each(file, names, lane, options, trace.header.config.policy)
+    if named:
+        console.print(f"{file}:", soft_wrap=True)
+    for line in done.lines:
+        console.print(line, soft_wrap=True)
+    click.echo(done.complaints, err=True, nl=False)
+    return done.code
+
+
 def _replay(
-    file: Path, target: str | None, lane: str | None, fault: str | None, write: Path | None, quiet: bool
+    file: Path,
+    target: str | None,
+    lane: str | None,
+    fault: str | None,
+    write: Path | None,
+    outcomes: Path | None,
+    quiet: bool,
 ) -> int:
     """Run one stored trace in this process, print what came of it, and return the exit code."""
+    with usable():
+        if target is not None:
+            go_where_it_runs(target)  # before the file is read, which may be a pipe
     trace = _read(file)
     header = trace.header
     name = _named_by_user(target, header.target, file)
     # a lane is promised by the trace only for the target it was found on
+    lane = lane or (header.lane if name == header.target and name in LANED else None)
     with usable():
-        choose_lane(lane or (header.lane if name == header.target and name in LANED else None))
-    from kvlockstep.fuzz.replay import refusals_of, run_ops
+        if lane is not None:
+            check_lane(name, lane)
+        go_where_it_runs(name)
+        choose_lane(lane)
+    from kvlockstep.fuzz.replay import refusals_of, run_ops, what_it_lacks
     from kvlockstep.fuzz.replay import verdict_of as replay_verdict
 
     planted = None if fault == "none" else fault or (header.fault if name == header.target else None)
@@ -225,10 +351,18 @@ def _replay(
         raise Stop(f"--write {write}: is the trace itself, name another file", USAGE)
     with usable():
         factory = factory_for(name, planted)
-        factory(header.config)  # a target that cannot be had must not cost the file that is written
-    with usable(), writing(f"--write {write}" if write else str(file)), _log(write, header) as log:
+        # a target that cannot be had must not cost the file that is written
+        if lacks := what_it_lacks(factory, header.config, trace.ops):
+            console.print(f"CANNOT TAKE IT: needs {', '.join(lacks)}, which {name} does not promise", soft_wrap=True)
+            return USAGE
+    with (
+        usable(),
+        writing(f"--outcomes {outcomes}" if outcomes else f"--write {write}" if write else str(file)),
+        _log(write, header) as log,
+        _outcome_log(outcomes, name, factory, header) as watch,
+    ):
         try:
-            run = run_ops(header.config, trace.ops, factory, log=log, digest=True)
+            run = run_ops(header.config, trace.ops, factory, log=log, watch=watch, digest=True)
         except SystemExit as left:
             raise Stop(f"{file}: target {name!r} left the process with status {left.code!r}", CRASHED) from left
     verdict = replay_verdict(header, run)
@@ -252,6 +386,16 @@ def _log(path: Path | None, header: Header) -> Iterator[TraceWriter | None]:
         return
     with TraceWriter(path, header) as writer:
         yield writer
+
+
+@contextmanager
+def _outcome_log(path: Path | None, name: str, factory: Factory, header: Header) -> Iterator[OutcomeLog | None]:
+    """Open the file that the outcomes of a trace are written to as it runs, if there is one."""
+    if path is None:
+        yield None
+        return
+    with OutcomeLog(path, name, allowances_of(factory(header.config))) as log:
+        yield log
 
 
 def _verdict_line(verdict: str, stored: str | None, got: str | None, steps: int, n_ops: int) -> str:
@@ -298,7 +442,8 @@ def minimize(file: Path, target: str | None, seconds: float, out: Path | None) -
     out = out or _minimized_path(file)
     name = _named_by_user(target, trace.header.target, file)
     with usable():
-        choose_lane(trace.header.lane if name in LANED else None)
+        go_where_it_runs(name)
+        choose_lane(trace.header.lane if trace.header.lane in LANED.get(name, ()) else None)
     from kvlockstep.fuzz.minimize import Minimizer
     from kvlockstep.fuzz.replay import failing_signature
 
@@ -345,7 +490,10 @@ def _minimized_path(file: Path) -> Path:
 @click.option("--jobs", default=None, type=click.IntRange(min=1), help="At the same time. Default: one a core.")
 @click.option("--json", "json_path", default=None, type=click.Path(path_type=Path), help="Also write results here.")
 def faults(only: tuple[str, ...], seeds: int, seconds: float, jobs: int | None, json_path: Path | None) -> None:
-    """Plant each known bug and look for it from scratch; exit 1 if one is missed."""
+    """Plant each known bug and look for it from scratch; exit 1 if one is missed.
+
+    Bugs of a target that cannot be had here are not looked for, and said; then the exit code is 10.
+    """
     from kvlockstep.fuzz.faults import FAULTS
     from kvlockstep.fuzz.faults.hunt import Hunt, hunt_all
 
@@ -353,6 +501,14 @@ def faults(only: tuple[str, ...], seeds: int, seconds: float, jobs: int | None, 
         for name in only:
             check_fault(name)
     chosen = [FAULTS[name] for name in dict.fromkeys(only)] if only else list(FAULTS.values())
+    reasons = {} if only else _reasons_not_to_run([fault.target for fault in chosen])
+    with usable():
+        for fault in chosen:
+            if fault.target not in reasons:
+                python_for(fault.target)
+    chosen = [fault for fault in chosen if fault.target not in reasons]
+    for reason in reasons.values():
+        complain(f"not looked for: {reason}", UNKNOWN)
     if json_path:
         with writing(f"--json {json_path}"):
             json_path.open("a").close()  # now, and not after an hour of hunting
@@ -372,7 +528,20 @@ def faults(only: tuple[str, ...], seeds: int, seconds: float, jobs: int | None, 
     if interrupted:
         console.print(f"interrupted after {len(results)} of {len(chosen) * seeds}")
         sys.exit(INTERRUPTED)
-    sys.exit(CLEAN if all(result.caught for result in results) else VIOLATION)
+    if not all(result.caught for result in results):
+        sys.exit(VIOLATION)
+    sys.exit(UNKNOWN if reasons else CLEAN)
+
+
+def _reasons_not_to_run(targets: Sequence[str]) -> dict[str, str]:
+    """Say, for each target that cannot be run here, why."""
+    reasons = {}
+    for target in dict.fromkeys(targets):
+        try:
+            python_for(target)
+        except TargetUnusable as error:
+            reasons[target] = str(error)
+    return reasons
 
 
 @commands.command(epilog=RUNS_HERE)

@@ -1,15 +1,15 @@
 """The worker processes of a run: started side by side, followed by their reports, ended together.
 
-Workers are separate processes, so that a lane, a CUDA context or a segmentation fault stays with one of them.
-Signals come to this process alone, which passes them on: a worker in the middle of an import would answer
-Ctrl-C with a traceback. What the reports mean for the run is settled in ``campaign.py``.
+Workers are separate processes, so that a lane, a CUDA context or a segmentation fault stays with one of them, and
+each runs with the Python that its target needs. Signals come to this process alone, which passes them on: a
+worker in the middle of an import would answer Ctrl-C with a traceback. What the reports mean for the run is settled
+in ``campaign.py``.
 """
 
 import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,12 +20,13 @@ from time import monotonic
 from types import FrameType
 from typing import Any
 
+from kvlockstep.fuzz.environments import python_for
 from kvlockstep.fuzz.failures import keep_last_trace
 from kvlockstep.fuzz.statistics import Statistics
 from kvlockstep.fuzz.worker import Order
 
 GRACE_S = 60.0
-"""A worker that says nothing for so long is hung."""
+"""A worker that says nothing for so long is hung, unless it shares its core with others: then so much longer."""
 
 ENDING_S = 5.0
 """So long may a worker take to end after an interrupt; its own steps are far shorter."""
@@ -73,9 +74,11 @@ def run_workers(
 
     ``progress`` is called about once a second. On SIGINT or SIGTERM the workers get a few seconds to store what
     they have; on a second signal they are killed and KeyboardInterrupt is raised. One worker whose target cannot
-    be had ends the others too: the order is wrong.
+    be had ends the others of that target too: the order is wrong. Raises TargetUnusable, with no process left, if
+    the Python of a target is not there.
     """
     events: SimpleQueue[Event] = SimpleQueue()
+    grace *= max(1.0, len(orders) / n_cores())
     with _signals_into(events):
         crew = _Crew(orders, events)
         try:
@@ -88,6 +91,11 @@ def run_workers(
     return crew.states, crew.interrupted
 
 
+def n_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 class _Crew:
     """The worker processes of one run."""
 
@@ -95,12 +103,13 @@ class _Crew:
         self.states = [WorkerState(order) for order in orders]
         self.interrupted = False
         self.events = events
-        self.processes = [_start(order) for order in orders]
+        pythons = [python_for(order.target) for order in orders]
+        self.processes = [_start(python, order) for python, order in zip(pythons, orders, strict=True)]
         for index, process in enumerate(self.processes):
             threading.Thread(target=_pump, args=(index, process, events), daemon=True).start()
         self.open_pipes = set(range(len(orders)))
         self._heard = [monotonic()] * len(orders)
-        self._stopped_at: float | None = None
+        self._stopped_at: list[float | None] = [None] * len(orders)
 
     def take_events(self) -> None:
         """Take the events of about a second."""
@@ -121,18 +130,18 @@ class _Crew:
                 self._heard[index] = monotonic()
                 follow(self.states[index], event)
                 if self.states[index].unusable:
-                    self.stop()
+                    self.stop(self.states[index].order.target)
 
-    def stop(self) -> None:
-        """Ask every worker to end. One that has not begun has nothing to store, and is not asked."""
-        if self._stopped_at is None:
-            self._stopped_at = monotonic()
-            for state, process in zip(self.states, self.processes, strict=True):
+    def stop(self, target: str | None = None) -> None:
+        """Ask every worker, or those of one target, to end. One that has not begun has nothing to store: not asked."""
+        for index, (state, process) in enumerate(zip(self.states, self.processes, strict=True)):
+            if self._stopped_at[index] is None and target in (None, state.order.target):
+                self._stopped_at[index] = monotonic()
                 process.send_signal(signal.SIGKILL if state.stage == "starting" else signal.SIGINT)
 
     def end_silent_ones(self, grace: float) -> None:
         for index in sorted(self.open_pipes):
-            state, process = self.states[index], self.processes[index]
+            state, process, stopped_at = self.states[index], self.processes[index], self._stopped_at[index]
             silent = monotonic() - self._heard[index]
             patience = grace + (state.order.minimize_seconds if state.stage == "minimizing" else 0.0)
             if process.poll() is not None:
@@ -141,7 +150,7 @@ class _Crew:
             elif state.ended:
                 if silent > PIPE_S:
                     process.kill()
-            elif self._stopped_at is not None and monotonic() - self._stopped_at > ENDING_S:
+            elif stopped_at is not None and monotonic() - stopped_at > ENDING_S:
                 process.kill()
             elif silent > patience:
                 state.trouble = f"said nothing for {patience:.0f} s while {state.stage}, and was stopped"
@@ -149,14 +158,14 @@ class _Crew:
 
     def end(self) -> None:
         """Leave no process behind, and settle what became of each worker."""
-        for state, process in zip(self.states, self.processes, strict=True):
+        for state, process, stopped_at in zip(self.states, self.processes, self._stopped_at, strict=True):
             if process.poll() is None and state.ended:
                 self._wait_for(process)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # what a target started, too
             state.exit_status = process.wait()
             settled = state.ended or state.unusable or state.broken or state.trouble
-            if not settled and self._stopped_at is None:
+            if not settled and stopped_at is None:
                 state.trouble = f"died: {_ending(state.exit_status)}"
             if state.trouble or state.broken or (state.violates and not state.failure):
                 state.last_trace = keep_last_trace(Path(state.order.out), state.order.name)
@@ -193,8 +202,8 @@ def _ending(status: int) -> str:
     return f"killed by {name}" + (", by hand or for want of memory" if name == "SIGKILL" else "")
 
 
-def _start(order: Order) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-P", "-m", "kvlockstep.fuzz.worker", json.dumps(asdict(order))]
+def _start(python: str, order: Order) -> "subprocess.Popen[str]":
+    command = [python, "-P", "-m", "kvlockstep.fuzz.worker", json.dumps(asdict(order))]
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
     )

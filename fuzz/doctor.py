@@ -7,22 +7,27 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from kvlockstep.fuzz.environments import python_for, sglang_found
 from kvlockstep.fuzz.failures import environment
-from kvlockstep.fuzz.registry import BUILT_IN, LANED
+from kvlockstep.fuzz.registry import ALL, BUILT_IN, LANED, SGLANG_TARGETS, TargetUnusable
 from kvlockstep.fuzz.trace_bounds import LANES
+
+DEFAULT = "gpu_impl"
+"""What is fuzzed if no target is named."""
 
 PROBE_S = 120.0
 """The first import of torch on a cold disk takes a while."""
 
 _PROBE = """
 import os, sys
-os.environ["KVLOCKSTEP_LANE"] = sys.argv[2]
+*names, os.environ["KVLOCKSTEP_LANE"] = sys.argv[1:]
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.registry import TargetUnusable, factory_for
-try:
-    target = factory_for(sys.argv[1])(CacheConfig())
-except TargetUnusable as error:
-    sys.exit(str(error.__cause__ or error))
+for name in names:
+    try:
+        factory_for(name)(CacheConfig())
+    except TargetUnusable as error:
+        sys.exit(str(error.__cause__ or error))
 """
 
 _REMEDIES = {
@@ -41,29 +46,61 @@ class Finding:
 
 
 def targets_here() -> list[Finding]:
-    """Try every built-in target on every lane, each in a process of its own, all at the same time."""
-    subjects = [(name, lane) for name in BUILT_IN for lane in (LANES if name in LANED else (None,))]
-    with ThreadPoolExecutor(len(subjects)) as pool:
-        findings = list(pool.map(_try, *zip(*subjects, strict=True)))
-    return findings + [Finding("your own", True, "--target package.module:factory, also from the current folder")]
+    """Try every built-in target on each of its lanes, in processes of their own, as many at a time as there are cores.
+
+    More would wait for each other's imports, and then each seem to take too long. The trees of SGLang, which takes
+    seconds to import, share one process a lane; if that finds anything wrong, each is tried alone.
+    """
+    groups: list[tuple[tuple[str, ...], str | None]] = []
+    for names in (*((name,) for name in BUILT_IN if name not in SGLANG_TARGETS), SGLANG_TARGETS):
+        groups += [(names, lane) for lane in LANES if lane in LANED[names[0]]] if names[0] in LANED else [(names, None)]
+    with ThreadPoolExecutor(max(2, len(os.sched_getaffinity(0)))) as pool:
+        findings = [finding for of_group in pool.map(_try, *zip(*groups, strict=True)) for finding in of_group]
+    return [
+        *findings,
+        Finding("all", True, f"--target all is {', '.join(ALL)}; a part of it: names with commas between them"),
+        Finding("your own", True, "--target package.module:factory, also from the current folder"),
+    ]
 
 
-def _try(name: str, lane: str | None) -> Finding:
+def _try(names: tuple[str, ...], lane: str | None) -> list[Finding]:
+    """Try several targets in one process; say of each whether it runs there, or what keeps it from that."""
+    reason = _reason_against(names, lane)
+    if reason is not None and len(names) > 1:
+        return [finding for name in names for finding in _try((name,), lane)]
+    findings = []
+    for name in names:
+        subject = f"{name} on {lane}" if lane else name
+        options = ([] if name == DEFAULT else [f"--target {name}"]) + ([f"--lanes {lane}"] if lane else [])
+        findings.append(Finding(subject, reason is None, reason or f"kvlockstep fuzz {' '.join(options)}", True))
+    return findings
+
+
+def _reason_against(names: tuple[str, ...], lane: str | None) -> str | None:
     environ = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-P", "-c", _PROBE, name, lane or "auto"]
-    subject = f"{name} on {lane}" if lane else name
     try:
+        command = [python_for(names[0]), "-P", "-c", _PROBE, *names, lane or "auto"]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environ, timeout=PROBE_S
         )
+    except TargetUnusable as error:
+        return str(error)
     except subprocess.TimeoutExpired:
-        return Finding(subject, False, f"did not start within {PROBE_S:.0f} s", True)
+        return f"did not start within {PROBE_S:.0f} s"
     if done.returncode == 0:
-        lanes = f"--lanes {lane}" if lane else f"--target {name}"
-        return Finding(subject, True, f"kvlockstep fuzz {lanes}", True)
+        return None
     reason = (done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"])[-1]
     remedy = next((remedy for cause, remedy in _REMEDIES.items() if cause in reason), None)
-    return Finding(subject, False, f"{reason}: {remedy}" if remedy else reason, True)
+    return f"{reason}: {remedy}" if remedy else reason
+
+
+def _sglang() -> Finding:
+    """Say which SGLang its targets run with, and where that is."""
+    try:
+        version, python = sglang_found()
+    except TargetUnusable as error:
+        return Finding("sglang", False, str(error))
+    return Finding("sglang", True, version if python == sys.executable else f"{version}, with {python}")
 
 
 def examine() -> list[Finding]:
@@ -74,6 +111,7 @@ def examine() -> list[Finding]:
     for package in ("kvlockstep", "torch", "triton", "hypothesis", "numpy"):
         present = facts[package] != "absent"
         findings.append(Finding(package, present, facts[package] if present else f"absent: pip install {package}"))
+    findings.append(_sglang())
     crosshair = importlib.util.find_spec("crosshair") is not None
     findings.append(Finding("crosshair", crosshair, "present" if crosshair else "absent: pip install crosshair-tool"))
     cores = len(os.sched_getaffinity(0))

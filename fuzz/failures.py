@@ -120,7 +120,7 @@ def keep_last_trace(out: Path, worker: str) -> Path | None:
 def environment() -> dict[str, str]:
     """Versions that a result may depend on."""
     facts = {"python": platform.python_version(), "machine": platform.machine()}
-    for package in ("kvlockstep", "torch", "triton", "hypothesis", "numpy"):
+    for package in ("kvlockstep", "torch", "triton", "hypothesis", "numpy", "sglang"):
         try:
             facts[package] = version(package)
         except PackageNotFoundError:

@@ -1,7 +1,8 @@
 """Target names on the command line, turned into factories.
 
 Built-in names are looked up first; anything of the form ``package.module:factory`` is imported, also from
-the current folder.
+the current folder. Several targets are named with commas between them, and ``all`` stands for every built-in cache
+that is worth fuzzing. In which environment a target runs is settled in ``environments.py``.
 """
 
 import importlib
@@ -25,9 +26,18 @@ Factory = Callable[[CacheConfig], Target]
 BUILT_IN = {
     "gpu_impl": "kvlockstep.fuzz.targets.gpu_impl:make",
     "reference": "kvlockstep.fuzz.targets.reference:make",
+    "sglang:radix": "kvlockstep.fuzz.targets.sglang:radix",
+    "sglang:unified-python": "kvlockstep.fuzz.targets.sglang:unified_python",
+    "sglang:unified-rust": "kvlockstep.fuzz.targets.sglang:unified_rust",
 }
-LANED = ("gpu_impl",)
-"""Built-in targets that run kernels, and so have lanes."""
+SGLANG_TARGETS = tuple(name for name in BUILT_IN if name.startswith("sglang:"))
+"""The trees of SGLang, which need SGLang installed."""
+
+ALL = ("gpu_impl", *SGLANG_TARGETS)
+"""What ``all`` stands for; the model as a target of its own law shows nothing."""
+
+LANED: dict[str, tuple[str, ...]] = {"gpu_impl": LANES, **dict.fromkeys(SGLANG_TARGETS, ("interpret", "torch"))}
+"""Built-in targets that run kernels, and the lanes that each has. SGLang's kernels run on the CPU only."""
 
 
 class TargetUnusable(Exception):
@@ -40,6 +50,24 @@ def choose_lane(lane: str | None) -> None:
         if lane not in LANES:
             raise TargetUnusable(f"lane {lane!r}: expected one of {', '.join(LANES)}")
         os.environ["KVLOCKSTEP_LANE"] = lane
+
+
+def check_lane(name: str, lane: str) -> None:
+    """Raise TargetUnusable for a lane that a target does not have. Of those that are not built in nobody knows."""
+    if lane not in LANED.get(name, LANES):
+        raise TargetUnusable(f"target {name!r} has no lane {lane}, expected one of {', '.join(LANED[name])}")
+
+
+def targets_named(text: str) -> list[str]:
+    """Return the targets that the command line names: one, several with commas between them, or ``all``.
+
+    Raises TargetUnusable for a name that cannot be one, and where none is named; imports nothing.
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()] or [text]
+    names = dict.fromkeys(name for word in words for name in (ALL if word == "all" else (word,)))
+    for name in names:
+        check_name(name)
+    return list(names)
 
 
 def factory_for(name: str, fault: str | None = None) -> Factory:
@@ -65,7 +93,9 @@ def check_name(name: str) -> tuple[str, str]:
     """Return the module and the attribute that a target's name stands for. Raises TargetUnusable; imports nothing."""
     module_name, _, attribute = BUILT_IN.get(name, name).partition(":")
     if not (module_name and attribute):
-        raise TargetUnusable(f"unknown target {name!r}: expected {', '.join(BUILT_IN)}, or package.module:factory")
+        raise TargetUnusable(f"unknown target {name!r}: expected {', '.join(BUILT_IN)}, all, or package.module:factory")
+    if module_name == "sglang":  # nobody's factory lies there: a built-in name that is not quite right
+        raise TargetUnusable(f"unknown target {name!r}: expected one of {', '.join(SGLANG_TARGETS)}")
     if re.fullmatch(TARGET, name) is None:
         raise TargetUnusable(f"target {name!r}: expected at most 200 letters, digits and _.:-")
     return module_name, attribute
@@ -82,15 +112,18 @@ def check_fault(fault: str) -> None:
 
 
 def _faulty_factory(name: str, fault: str) -> Factory:
-    from kvlockstep.fuzz.faults import FAULTS
-    from kvlockstep.fuzz.faults.patching import FaultDoesNotApply, faulty_factory
+    from kvlockstep.fuzz.faults import FAULTS, PatchFault, SourceFault, patching, sglang_patching
 
     check_fault(fault)
-    if FAULTS[fault].target != name:
-        raise TargetUnusable(f"fault {fault!r} is one of target {FAULTS[fault].target!r}, not of {name!r}")
+    planted = FAULTS[fault]
+    if planted.target != name:
+        raise TargetUnusable(f"fault {fault!r} is one of target {planted.target!r}, not of {name!r}")
     try:
-        return _checked(name, faulty_factory(FAULTS[fault]))
-    except FaultDoesNotApply as error:
+        if isinstance(planted, PatchFault):
+            return sglang_patching.faulty_factory(planted, factory_for(name))
+        assert isinstance(planted, SourceFault), f"a fault is of one of two kinds, not {type(planted).__name__}"
+        return _checked(name, patching.faulty_factory(planted))
+    except patching.FaultDoesNotApply as error:
         raise TargetUnusable(f"fault {fault!r} does not apply: {error}") from error
 
 

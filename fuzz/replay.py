@@ -2,17 +2,19 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.describe import signature_of
 from kvlockstep.fuzz.labels import Memory
-from kvlockstep.fuzz.lockstep import Lockstep, OpLog
+from kvlockstep.fuzz.lockstep import Lockstep, OpLog, Watcher
 from kvlockstep.fuzz.ops import Op, kind_of
-from kvlockstep.fuzz.registry import Factory
+from kvlockstep.fuzz.registry import Factory, TargetUnusable
+from kvlockstep.fuzz.requirements import lacking
 from kvlockstep.fuzz.statistics import CaseWatcher, Statistics
 from kvlockstep.fuzz.trace import Header
-from kvlockstep.invariants import Violation
+from kvlockstep.invariants import Observation, Violation
 
 
 @dataclass(slots=True)
@@ -27,12 +29,27 @@ class Run:
 
 
 def run_ops(
-    config: CacheConfig, ops: Sequence[Op], factory: Factory, *, log: OpLog | None = None, digest: bool = False
+    config: CacheConfig,
+    ops: Sequence[Op],
+    factory: Factory,
+    *,
+    log: OpLog | None = None,
+    watch: Watcher | None = None,
+    digest: bool = False,
 ) -> Run:
-    """Run ``ops`` in order on a fresh model and a fresh target until the first violation."""
+    """Run ``ops`` in order on a fresh model and a fresh target until the first violation.
+
+    ``watch`` is called with each operation and what was seen of it, after all laws held.
+    """
     statistics = Statistics()
-    watch = CaseWatcher(statistics, Memory(config))
-    lockstep = Lockstep(config, factory(config), log=log, watch=watch, digest=digest)
+    watchers: list[Watcher] = [CaseWatcher(statistics, Memory(config))]
+    watchers += [watch] if watch is not None else []
+
+    def watch_all(op: Op, seen: Observation) -> None:
+        for one in watchers:
+            one(op, seen)
+
+    lockstep = Lockstep(config, factory(config), log=log, watch=watch_all, digest=digest)
     for step, op in enumerate(ops):
         try:
             lockstep.run(op)
@@ -40,6 +57,21 @@ def run_ops(
             signature = signature_of(violation, kind_of(op))
             return Run(violation, signature, step + 1, statistics, lockstep.digest() if digest else None)
     return Run(None, None, len(ops), statistics, lockstep.digest() if digest else None)
+
+
+def what_it_lacks(factory: Factory, config: CacheConfig, ops: Sequence[Op]) -> list[str]:
+    """List what a trace needs and the target does not promise. Raises TargetUnusable.
+
+    A target that cannot be built as the trace says, for an option or a page size that it does not know, is asked in
+    the default config what it knows.
+    """
+    try:
+        return lacking(factory(config), config, ops)
+    except TargetUnusable:
+        with suppress(TargetUnusable):
+            if lacks := lacking(factory(CacheConfig()), config, ops):
+                return lacks
+        raise
 
 
 def failing_signature(config: CacheConfig, ops: Sequence[Op], factory: Factory) -> tuple[str | None, int]:

@@ -2,25 +2,38 @@
 
 from collections.abc import Sequence
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from kvlockstep.fuzz.campaign import labels_at_zero, merged
+from kvlockstep.fuzz.campaign import by_target, labels_at_zero, merged
 from kvlockstep.fuzz.crew import WorkerState
-from kvlockstep.fuzz.faults.fault import Fault
-from kvlockstep.fuzz.faults.hunt import Hunt
+from kvlockstep.fuzz.label_needs import PARTS_OF_NODES
 from kvlockstep.fuzz.labels import LABELS, name_of
 from kvlockstep.fuzz.ops import OPS
 from kvlockstep.fuzz.statistics import Statistics
 from kvlockstep.fuzz.targets.base import REFUSALS
 
+if TYPE_CHECKING:  # most commands start without the catalogue of faults
+    from kvlockstep.fuzz.faults.fault import Fault
+    from kvlockstep.fuzz.faults.hunt import Hunt
+
 NARROW = 60
 """Columns below which a table has no room for sentences."""
 
-WIDE = 100
+FIRST_COLUMN = 42
+"""Columns of the longest label or fact that stands before the figures of the workers."""
+
+BETWEEN_COLUMNS = 3
+
+WIDE = 108
 """Columns that hold the longest name of a fault, its numbers and the longest name of a law."""
+
+
+FEW = 2
+"""Workers of whom there is room for words in a line of progress."""
 
 
 class PlainProgress:
@@ -39,30 +52,65 @@ class PlainProgress:
         parts = []
         for state in states:
             rate = state.statistics.done / state.seconds if state.seconds else 0.0
-            parts.append(f"{state.order.name} {state.stage} {state.statistics.done:,} done ({rate:,.0f}/s)")
+            done = f"{state.statistics.done:,}"
+            if len(states) <= FEW:
+                parts.append(f"{state.order.name} {state.stage} {done} done ({rate:,.0f}/s)")
+            else:
+                stage = "" if state.stage == "running" else f" {state.stage}"
+                parts.append(f"{state.order.name}{stage} {done} ({rate:,.0f}/s)")
         spent = max((state.seconds for state in states), default=0.0)
         self.console.print(f"{spent:4.0f}/{self.seconds:g} s  " + "  ".join(parts), highlight=False, soft_wrap=True)
 
 
 def print_run(console: Console, states: Sequence[WorkerState]) -> None:
-    """Print the closing tables of a fuzz run: workers, operations by outcome, state labels."""
-    workers = _table("workers", ["", *(state.order.name for state in states)])
-    facts = [_facts_of(state) for state in states]
-    for name in facts[0] if facts else ():
-        workers.add_row(name, *(of_worker[name] for of_worker in facts))
-    console.print(workers)
+    """Print the closing tables of a fuzz run: workers, operations by outcome, state labels, allowances if any."""
+    groups = by_target(states)
+    parts = _side_by_side(console, states)
+    for part in parts:
+        workers = _table("workers", ["", *map(_heading, part)])
+        facts = [_facts_of(state) for state in part]
+        for name in facts[0]:
+            workers.add_row(name, *(of_worker[name] for of_worker in facts))
+        console.print(workers)
 
     total = merged(states)
     _print_operations(console, total)
     missed = labels_at_zero(states)
-    labels = _table("state labels", ["label", *(state.order.name for state in states)])
-    for label in LABELS:
-        name = name_of(label)
-        style = "bold red" if label in missed else None
-        labels.add_row(name, *(f"{state.statistics.labels[name]:,}" for state in states), style=style)
-    console.print(labels)
-    for line in unobserved_lines(states):
-        console.print(line, soft_wrap=True)
+    for part in parts:
+        labels = _table("state labels", ["label", *map(_heading, part)])
+        for label in LABELS:
+            name = name_of(label)
+            style = "bold red" if label in missed else None
+            labels.add_row(name, *(f"{state.statistics.labels[name]:,}" for state in part), style=style)
+        console.print(labels)
+    if total.allowances:
+        _print_allowances(console, groups)
+    for target, group in groups.items():
+        for line in unobserved_lines(group):
+            console.print(f"{target}: {line}" if len(groups) > 1 else line, soft_wrap=True)
+
+
+def _side_by_side(console: Console, states: Sequence[WorkerState]) -> list[Sequence[WorkerState]]:
+    """Part the workers into as many as one table holds beside its first column; two it holds on any terminal."""
+    widest = max((len(line) for state in states for line in (*_heading(state).split("\n"), "interpret")), default=0)
+    n = max(2, (console.width - FIRST_COLUMN) // (widest + BETWEEN_COLUMNS))
+    return [states[i : i + n] for i in range(0, len(states), n)]
+
+
+def _heading(state: WorkerState) -> str:
+    """Give the name of a worker, its lane on a line of its own where the target stands before it."""
+    name, lane = state.order.name, state.order.lane
+    return f"{name.removesuffix(f'-{lane}')}\n{lane}" if lane is not None and name.endswith(f"-{lane}") else name
+
+
+def _print_allowances(console: Console, groups: dict[str, list[WorkerState]]) -> None:
+    """Print how often each target used the allowances that it declares; one that it does not declare is a dash."""
+    counts = {target: merged(group).allowances for target, group in groups.items()}
+    counts = {target: count for target, count in counts.items() if count}
+    table = _table("allowances used", ["allowance", *(counts if len(groups) > 1 else ["operations"])])
+    for name in sorted({name for count in counts.values() for name in count}):
+        table.add_row(name, *(f"{count[name]:,}" if name in count else "-" for count in counts.values()))
+    console.print(table)
 
 
 def _print_operations(console: Console, total: Statistics) -> None:
@@ -88,7 +136,14 @@ def _print_operations(console: Console, total: Statistics) -> None:
 def unobserved_lines(states: Sequence[WorkerState]) -> list[str]:
     """Say which checks could not run on what the targets show; they were skipped, not passed."""
     checks = sorted({(law, check, ", ".join(needs)) for state in states for law, check, needs in state.unobserved})
-    return [f"not observed: law {law}, {check.replace('_', ' ')} (needs {needs})" for law, check, needs in checks]
+    lines = [f"not observed: law {law}, {check.replace('_', ' ')} (needs {needs})" for law, check, needs in checks]
+    hidden = {part for state in states for part in state.hidden}
+    lines += [
+        f"not observed: the comparison with the model, {part} of nodes (needs {' and '.join(fields)})"
+        for part, fields in PARTS_OF_NODES.items()
+        if part in hidden
+    ]
+    return lines
 
 
 def _facts_of(state: WorkerState) -> dict[str, str]:
@@ -138,7 +193,7 @@ ENDINGS = {
 """Why a search for a shorter trace was not finished."""
 
 
-def print_hunts(console: Console, faults: Sequence[Fault], hunts: Sequence[Hunt]) -> None:
+def print_hunts(console: Console, faults: "Sequence[Fault]", hunts: "Sequence[Hunt]") -> None:
     """Print one line a fault: the law that named it, and what its slowest seed cost.
 
     Names are never cut, for they are pasted; on a narrow terminal the laws stand below the table.

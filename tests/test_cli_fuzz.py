@@ -238,11 +238,10 @@ def test_run_that_reached_too_little_is_unknown_and_says_what(folder):
     [(0.1, "--seconds 60"), (20.0, "--seconds 80"), (100.0, "--seconds 300"), (300.0, None), (3600.0, None)],
 )
 def test_run_that_missed_labels_only_is_told_how_long_is_longer(monkeypatch, capsys, tmp_path, seconds, advice):
-    missed = [*LABELS][:2]
-    lines = [f"never reached: {name_of(label)}" for label in missed]
+    lines = [f"never reached: {name_of(label)}" for label in [*LABELS][:2]]
     verdicts = [Verdict(UNKNOWN, lines), Verdict(UNKNOWN, [*lines, "law 2 was not observed"]), Verdict(CLEAN, [])]
     said = []
-    monkeypatch.setattr(cli, "labels_at_zero", lambda states: missed)
+    monkeypatch.setattr(cli, "never_reached", lambda states: lines)
     monkeypatch.setattr(cli, "run_workers", lambda orders, progress: ([], False))
     for verdict in verdicts:
         monkeypatch.setattr(cli, "verdict_of", lambda *arguments, verdict=verdict: verdict)
@@ -351,7 +350,7 @@ def test_factory_that_ignores_its_config_is_refused_for_the_first_config_that_sh
     ],
 )
 def test_worker_is_named_after_its_lane_or_else_its_target(target, lanes, names):
-    assert cli._worker_names(target, lanes) == names
+    assert cli._worker_names([(target, lane) for lane in lanes]) == names
 
 
 # Disks

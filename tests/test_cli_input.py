@@ -22,6 +22,7 @@ def zipped(data, level=9):
 
 
 USAGE = 2
+EXPECTED = "expected gpu_impl, reference, sglang:radix, sglang:unified-python, sglang:unified-rust, all, or package.mod"
 HEADER = Header(CacheConfig(), target="reference")
 LINES = [encode_header(HEADER), encode_op(Submit("r0", (1, 2, 3))), encode_op(Match("r0"))]
 TEXT = "".join(f"{line}\n" for line in LINES).encode()
@@ -219,11 +220,11 @@ def test_gzip_bomb_is_refused_early_in_little_memory(tmp_path):
         ),
         (
             ["fuzz", "--target", "vllm"],
-            "unknown target 'vllm': expected gpu_impl, reference, or package.module:factory",
+            f"unknown target 'vllm': {EXPECTED}",
         ),
         (
             ["fuzz", "--target", "mine:"],
-            "unknown target 'mine:': expected gpu_impl, reference, or package.module:factory",
+            f"unknown target 'mine:': {EXPECTED}",
         ),
         (
             ["fuzz", "--target", "my cache:make"],
@@ -320,7 +321,7 @@ def test_trace_does_not_import_the_target_that_it_names(tmp_path, monkeypatch, c
     [
         (["--fault", "no-such-fault"], "unknown fault 'no-such-fault': expected one of "),
         (["--fault", "abort-keeps-lock"], "fault 'abort-keeps-lock' is one of target 'gpu_impl', not of 'reference'"),
-        (["--target", "vllm"], "unknown target 'vllm': expected gpu_impl, reference, or package.module:factory"),
+        (["--target", "vllm"], f"unknown target 'vllm': {EXPECTED}"),
         (["--lane", "warp"], "Invalid value for '--lane': 'warp' is not one of 'cuda', 'interpret', 'torch'"),
     ],
 )

@@ -95,7 +95,7 @@ def test_output_fits_a_terminal_that_knows_only_ascii_and_no_colours(trace):
 
 
 def test_doctor_says_what_runs_here_and_what_to_do_about_the_rest(tmp_path):
-    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200", "KVLOCKSTEP_SGLANG_PYTHON": "absent"}
     done = run("doctor", cwd=tmp_path, env=environ, timeout=120)
     found = {line.split("  ")[0]: line.split()[-1] and line for line in done.stdout.splitlines()}
 
@@ -105,6 +105,8 @@ def test_doctor_says_what_runs_here_and_what_to_do_about_the_rest(tmp_path):
     assert "  yes  kvlockstep fuzz --lanes interpret" in found["gpu_impl on interpret"]
     assert "  yes  kvlockstep fuzz --target reference" in found["reference"]
     assert "  no   lane 'cuda': torch finds no GPU: install the CUDA build of torch" in found["gpu_impl on cuda"]
+    for subject in ("sglang", "sglang:radix on torch", "sglang:unified-rust on interpret"):
+        assert "KVLOCKSTEP_SGLANG_PYTHON is 'absent', which is no program" in found[subject]
     assert "package.module:factory" in found["your own"]
     assert os.listdir(tmp_path) == []
 
@@ -214,4 +216,4 @@ def test_machine_where_nothing_runs_is_unknown_and_says_why(monkeypatch, capsys)
     assert "ImportError: no libtorch" in out
     assert "did not start within 120 s" in out
     assert "ended with status 1" in out
-    assert [finding.works for finding in targets_here() if finding.is_target] == [False] * 4
+    assert [finding.works for finding in targets_here() if finding.is_target] == [False] * 10

@@ -15,7 +15,7 @@ from kvlockstep.fuzz.statistics import Statistics
 from kvlockstep.fuzz.worker import Order
 
 CLEAN, VIOLATION, USAGE, UNKNOWN, CRASHED, BROKEN = 0, 1, 2, 10, 11, 12
-ALL = ["drafts", "namespaces", "sharing"]
+ALL = ["discards", "drafts", "namespaces", "sharing"]
 
 
 def worker(name="torch", done=20_000, missed=(), capabilities=ALL, unobserved=(), hidden=()):
@@ -103,7 +103,7 @@ def test_label_that_the_target_does_not_promise_is_not_called_unobservable():
 
 def test_run_says_what_was_drawn_and_what_was_not():
     policies = [f"policy:{name}" for name in POLICIES]
-    rest = ["namespaces", "private", "priority", "bigram", "drafts"]
+    rest = ["namespaces", "content_ids", "private", "priority", "bigram", "drafts", "discards"]
     some = worker(capabilities=["kv", "no_sharing", *policies])
     everything = worker(capabilities=["kv", "sharing", "no_sharing", *rest, *policies])
 

@@ -1,6 +1,10 @@
-"""The catalogue of planted faults: each applies, names laws that exist, and leaves the original alone."""
+"""The catalogue of planted faults: each names laws that exist; those of `gpu_impl` apply and leave the original alone.
+
+That those of SGLang apply and leave it alone needs SGLang, and is tested in ``tests/sglang``.
+"""
 
 import importlib
+import importlib.util
 import pkgutil
 import re
 from dataclasses import replace
@@ -10,15 +14,17 @@ import pytest
 
 from kvlockstep import gpu_impl, invariants
 from kvlockstep.fuzz.config import CacheConfig
-from kvlockstep.fuzz.faults import FAULTS, Fault
+from kvlockstep.fuzz.faults import FAULTS, SourceFault
 from kvlockstep.fuzz.faults.fault import KINDS
 from kvlockstep.fuzz.faults.gpu_impl import GPU_IMPL_FAULTS
 from kvlockstep.fuzz.faults.hunt import may_name
 from kvlockstep.fuzz.faults.patching import FaultDoesNotApply, patched_package
+from kvlockstep.fuzz.faults.sglang import SGLANG_FAULTS
 from kvlockstep.fuzz.lockstep import TargetRaised
-from kvlockstep.fuzz.registry import TargetUnusable, factory_for
+from kvlockstep.fuzz.registry import SGLANG_TARGETS, TargetUnusable, factory_for
 from kvlockstep.fuzz.targets.gpu_impl import make
 from kvlockstep.invariants import Violation
+from kvlockstep.reference.allowances import ALLOWANCES
 
 ORIGINAL = Path(gpu_impl.__file__).resolve().parent
 
@@ -41,6 +47,23 @@ CHARTER = {
 }
 """Bugs that every version of the harness has to find."""
 
+SGLANG_CHARTER = {
+    "unlock stops one node early": "radix-unlock-stops-one-node-early",
+    "split does not copy the lock count": "radix-split-loses-lock-count",
+    "publication frees no duplicates": "radix-duplicates-never-freed",
+    "publication frees from 0": "radix-duplicates-freed-from-zero",
+    "checkpoint does not write the row": "radix-checkpoint-keeps-row",
+    "segment freed from a wrong start": "segment-freed-from-second-slot",
+    "namespace left out of the child key": "radix-child-key-without-namespace",
+    "salt left out of a publication": "unified-publication-without-salt",
+    "evict takes a locked leaf": "radix-evicts-locked-leaf",
+    "decode ignores the page boundary": "decode-ignores-page-boundary",
+    "row freed twice": "row-freed-twice",
+    "Rust core told a wrong page size": "rust-core-told-pages-of-one",
+    "lru and mru swapped": "rust-core-told-mru-for-lru",
+}
+"""Bugs in SGLang's own classes that every version of the harness has to find."""
+
 
 def all_faults():
     return [pytest.param(fault, id=fault.name) for fault in FAULTS.values()]
@@ -62,16 +85,41 @@ def sources(package):
 
 
 def with_edit(old, new, name):
-    return Fault(name, "A test plants it.", KINDS[0], "tree.py", old, new, ("TreeDiffers",))
+    laws = ("TreeDiffers",)
+    return SourceFault(
+        name=name, story="A test plants it.", kind=KINDS[0], laws=laws, module="tree.py", old=old, new=new
+    )
 
 
 def test_names_are_unique():
-    assert len(FAULTS) == len(GPU_IMPL_FAULTS)
+    assert len(FAULTS) == len(GPU_IMPL_FAULTS) + len(SGLANG_FAULTS)
 
 
 @pytest.mark.parametrize("described", CHARTER)
 def test_catalogue_holds_bug_of_the_charter(described):
-    assert CHARTER[described] in FAULTS
+    assert CHARTER[described] in {fault.name for fault in GPU_IMPL_FAULTS}
+
+
+@pytest.mark.parametrize("described", SGLANG_CHARTER)
+def test_catalogue_holds_bug_of_the_sglang_charter(described):
+    assert SGLANG_CHARTER[described] in {fault.name for fault in SGLANG_FAULTS}
+
+
+@pytest.mark.parametrize("target", SGLANG_TARGETS)
+def test_each_tree_of_sglang_has_several_faults(target):
+    assert len([fault for fault in SGLANG_FAULTS if fault.target == target]) >= 10
+
+
+@pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in SGLANG_FAULTS])
+def test_fault_of_sglang_names_its_target_and_an_allowance_that_exists(fault):
+    assert fault.target in SGLANG_TARGETS
+    assert fault.hides_behind is None or fault.hides_behind in ALLOWANCES
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sglang") is not None, reason="SGLang is installed here")
+def test_fault_of_sglang_makes_the_target_unusable_where_sglang_is_not_installed():
+    with pytest.raises(TargetUnusable, match="target 'sglang:radix': importing"):
+        factory_for("sglang:radix", "radix-split-loses-lock-count")
 
 
 def test_three_faults_are_in_kernels_and_found_interpreted():
@@ -95,7 +143,7 @@ def test_fault_names_few_laws_and_ones_that_exist(fault):
     assert set(fault.laws) <= law_names()
 
 
-@pytest.mark.parametrize("fault", all_faults())
+@pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in GPU_IMPL_FAULTS])
 def test_fault_edits_exactly_one_place_of_one_file(fault):
     source = (ORIGINAL / fault.module).read_text()
     edited = source.replace(fault.old, fault.new)

@@ -1,6 +1,7 @@
 """What a hunt makes of the ways in which its process can end; the process itself is played by a stub."""
 
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -47,6 +48,15 @@ def test_hunt_counts_as_missed_when_the_time_runs_out(ends_with):
     assert hunting.hunt(FAULT, 0, 60.0) == hunting.Hunt(FAULT.name, 0, False, seconds=60.0)
 
 
+@pytest.mark.parametrize(("reached", "trouble"), [(0, "never reached"), (3, None)])
+def test_hunt_tells_a_fault_that_was_never_reached_from_one_that_was_missed(ends_with, reached, trouble):
+    ends_with(f'{{"event": "ready"}}\n{{"event": "end", "reached": {reached}}}\n')
+
+    found = hunting.hunt(FAULT, 0, 60.0)
+
+    assert (found.caught, found.trouble) == (False, trouble)
+
+
 @pytest.mark.parametrize("event", ["unusable", "broken"])
 def test_hunt_repeats_why_its_process_gave_no_verdict(ends_with, event):
     ends_with(f'{{"event": "{event}", "text": "it does not apply"}}\n')
@@ -58,6 +68,13 @@ def test_hunt_says_what_its_process_died_of(ends_with):
     ends_with('{"event": "ready"}\n', stderr="Traceback\nSegmentation fault\n", status=-11)
 
     assert hunting.hunt(FAULT, 0, 60.0).trouble == "the process died: Segmentation fault"
+
+
+def test_hunt_in_this_process_finds_what_a_fresh_process_finds():
+    fresh, here = (look(FAULT, 0, 60.0, minimize_seconds=0.0) for look in (hunting.hunt, hunting.hunt_here))
+
+    assert here.caught
+    assert replace(here, seconds=fresh.seconds) == fresh
 
 
 def test_hunt_ends_a_process_that_hangs(monkeypatch):

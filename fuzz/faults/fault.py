@@ -1,6 +1,15 @@
-"""What a fault is: one small edit of a target's source, with a story."""
+"""What a fault is: a bug planted by hand, with a story. There are two kinds, which differ in how it is planted.
 
+A `SourceFault` edits one place of the source of `gpu_impl`, in a copy. A `PatchFault` puts code of ours around
+methods of an engine that is installed and stays as it is.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvlockstep.fuzz.faults.sglang_patching import Patch
 
 KINDS = (
     "two things share a key, or one thing has two keys",
@@ -24,20 +33,31 @@ KINDS = (
 """The kinds of public bugs that recur, the most frequent first; the last two are rarer but show others' damage."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A bug planted by hand. ``old`` stands exactly once in ``module`` and becomes ``new``.
-
-    ``kind`` is one of KINDS; ``bug`` names one where the fault is modelled on it.
-    """
+    """A bug planted by hand. ``kind`` is one of KINDS; ``bug`` names one where the fault is modelled on it."""
 
     name: str
     story: str  # one sentence a newcomer understands
     kind: str
-    module: str  # file name within the target's package
-    old: str
-    new: str
     laws: tuple[str, ...]  # the one to three violation classes that may name it; Divergence stands for all of its kind
     bug: str | None = None  # project and number
     lane: str = "torch"  # the lane on which it is looked for; a fault in kernel source needs "interpret"
     target: str = "gpu_impl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFault(Fault):
+    """One edit of the source of `gpu_impl`. ``old`` stands exactly once in ``module`` and becomes ``new``."""
+
+    module: str  # file name within the target's package
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchFault(Fault):
+    """Code of ours around methods of SGLang. ``plant`` says around which, once SGLang is imported."""
+
+    plant: "Callable[[Patch], None]"
+    hides_behind: str | None = None  # the allowance that lets the target differ just where the fault is

@@ -1,9 +1,9 @@
 """Faults in the kernels of `gpu_impl`; the torch twins do not have them, so they are looked for interpreted."""
 
-from kvlockstep.fuzz.faults.fault import Fault
+from kvlockstep.fuzz.faults.fault import SourceFault
 
 KERNEL_FAULTS = (
-    Fault(
+    SourceFault(
         name="kernel-offset-of-batch-position",
         story="The kernel that expands pages takes the slot within a page from the number in the batch.",
         kind="page versus token units",
@@ -14,7 +14,7 @@ KERNEL_FAULTS = (
         laws=("PageNotConsecutive", "WriteSlotIllegal"),
         lane="interpret",
     ),
-    Fault(
+    SourceFault(
         name="kernel-value-of-first-layer",
         story="The kernel that writes KV sends the values of every layer to the first one.",
         kind="component or tier not valid together",
@@ -25,7 +25,7 @@ KERNEL_FAULTS = (
         laws=("ContentWrong",),
         lane="interpret",
     ),
-    Fault(
+    SourceFault(
         name="kernel-row-rewrite-one-short",
         story="The kernel that rewrites a row to the canonical slots leaves out the last position.",
         kind="insert and match disagree, row not remapped",
@@ -35,7 +35,7 @@ KERNEL_FAULTS = (
         laws=("RowOffCanonicalPath", "PageOutOfRange"),
         lane="interpret",
     ),
-    Fault(
+    SourceFault(
         name="kernel-search-one-step-short",
         story="The kernel that expands pages searches its run one step too few unless the runs are a power of two.",
         kind="page versus token units",

@@ -1,9 +1,9 @@
 """Faults in what `gpu_impl` does for requests: lengths, rows, pages, batches, endings."""
 
-from kvlockstep.fuzz.faults.fault import Fault
+from kvlockstep.fuzz.faults.fault import SourceFault
 
 REQUEST_FAULTS = (
-    Fault(
+    SourceFault(
         name="abort-keeps-lock",
         story="An abort frees row and pages and forgets the lock, so its prefix can never be evicted again.",
         kind="exit path that forgets to release",
@@ -13,7 +13,7 @@ REQUEST_FAULTS = (
         new="        else:\n            live.anchor = 0\n            self._settle(request)",
         laws=("LockCountWrong",),
     ),
-    Fault(
+    SourceFault(
         name="checkpoint-keeps-row",
         story="A checkpoint frees the duplicate pages but leaves their slots in the row.",
         kind="insert and match disagree, row not remapped",
@@ -22,7 +22,7 @@ REQUEST_FAULTS = (
         new="",
         laws=("RowOffCanonicalPath",),
     ),
-    Fault(
+    SourceFault(
         name="checkpoint-frees-canonical",
         story="A checkpoint that finds its prefix published frees the tree's pages and keeps its own duplicates.",
         kind="insert and match disagree, row not remapped",
@@ -32,7 +32,7 @@ REQUEST_FAULTS = (
         new="            self.free_pages.give_back(canonical)",
         laws=("PageOwnedTwice",),
     ),
-    Fault(
+    SourceFault(
         name="duplicates-freed-from-wrong-end",
         story="A checkpoint that finds its first pages published frees its last ones instead; the totals add up.",
         kind="insert and match disagree, row not remapped",
@@ -42,7 +42,7 @@ REQUEST_FAULTS = (
         new="            self.free_pages.give_back(own_pages[len(own_pages) - len(canonical) :])",
         laws=("PageOwnedTwice",),
     ),
-    Fault(
+    SourceFault(
         name="partial-page-freed-twice",
         story="Ending a request frees its partial last page once as tail and once more as remainder.",
         kind="same thing freed twice",
@@ -54,7 +54,7 @@ REQUEST_FAULTS = (
         "            self.free_pages.give_back(live.pages[-1:])\n",
         laws=("PageOwnedTwice",),
     ),
-    Fault(
+    SourceFault(
         name="write-set-of-first-request-for-all",
         story="The write set of a later request in a batch is read from the pages of the first one.",
         kind="stale entry in a side table after recycling",
@@ -63,7 +63,7 @@ REQUEST_FAULTS = (
         new="        self._write_runs.append((write_start, end - write_start, -first_page, 0))",
         laws=("WriteSlotRepeated", "WriteSlotIllegal"),
     ),
-    Fault(
+    SourceFault(
         name="matched-pages-counted-as-tokens",
         story="A match of k pages protects k tokens instead of k times the page size.",
         kind="page versus token units",
@@ -73,7 +73,7 @@ REQUEST_FAULTS = (
         new="        matched_len = len(pages)\n        self.requests",
         laws=("ProtectedLenOffPath", "LengthsOutOfOrder"),
     ),
-    Fault(
+    SourceFault(
         name="bigram-key-one-too-long",
         story="In bigram mode a published key is one token, so one pair, longer than its slots.",
         kind="two things share a key, or one thing has two keys",
@@ -83,7 +83,7 @@ REQUEST_FAULTS = (
         new="        overlap = 2 if self.config.bigram and n_pages else 0",
         laws=("EdgeMalformed",),
     ),
-    Fault(
+    SourceFault(
         name="reset-sets-generations-back",
         story="A reset starts all page generations again at 0, so an old handle fits a new page.",
         kind="reuse while a reader or writer is still in flight",
@@ -93,7 +93,7 @@ REQUEST_FAULTS = (
         new="        self.tree.clear()\n        self.free_pages = FreeStack(self.config.n_pages)",
         laws=("GenerationLowered", "GenerationNotRaised"),
     ),
-    Fault(
+    SourceFault(
         name="rejected-draft-tail-leaked",
         story="After a rejection the allocated length falls to the committed one, and the pages beyond are lost.",
         kind="watermark drift",
@@ -105,7 +105,7 @@ REQUEST_FAULTS = (
         "            del live.pages[pages_spanned(live.committed_len, self.config.page_size) :]\n",
         laws=("PageLeaked", "RequestsDiffer"),
     ),
-    Fault(
+    SourceFault(
         name="row-freed-while-in-flight",
         story="An abort gives the row back at once although the pass that reads it has not landed.",
         kind="reuse while a reader or writer is still in flight",
@@ -115,7 +115,7 @@ REQUEST_FAULTS = (
         new='            live.abort_pending = True\n            self.free_rows.give_back(array("i", [live.row]))\n',
         laws=("RowOwnedTwice", "InFlightDisturbed"),
     ),
-    Fault(
+    SourceFault(
         name="padding-row-handed-out",
         story="Row 0, which padded entries of a batch write to, is given to a request when all others are taken.",
         kind="stale entry in a side table after recycling",
@@ -125,7 +125,7 @@ REQUEST_FAULTS = (
         new="        self.free_rows = FreeStack(config.n_rows)\n        self.free_rows.free.insert(0, 0)\n",
         laws=("PaddingOwned",),
     ),
-    Fault(
+    SourceFault(
         name="refuses-exact-fit",
         story="An allocation that would take the very last page is refused.",
         kind="promise of capacity broken, or no progress",
@@ -135,7 +135,7 @@ REQUEST_FAULTS = (
         new="        if need and need >= len(self.free_pages) + self.tree.evictable:",
         laws=("AllocPromiseBroken",),
     ),
-    Fault(
+    SourceFault(
         name="published-before-computed",
         story="A publication reaches as far as the tokens are known and pages are held, not as far as KV was accepted.",
         kind="published before written",
@@ -146,7 +146,7 @@ REQUEST_FAULTS = (
         "        end = published_len(known, live.protected_len,",
         laws=("LengthsOutOfOrder", "TreeDiffers"),
     ),
-    Fault(
+    SourceFault(
         name="retract-keeps-row",
         story="Retracting a request frees its pages and its lock and forgets its row.",
         kind="exit path that forgets to release",
@@ -156,7 +156,7 @@ REQUEST_FAULTS = (
         new="        live.row = None\n        self._settle(request)\n        return live.tokens",
         laws=("RowLeaked",),
     ),
-    Fault(
+    SourceFault(
         name="abort-lost-when-token-sampled",
         story="An abort that waits for a pass to land is forgotten when that pass brings a token.",
         kind="exit path that forgets to release",
@@ -166,7 +166,7 @@ REQUEST_FAULTS = (
         new="        if live.abort_pending and not sampled:\n",
         laws=("RequestsDiffer",),
     ),
-    Fault(
+    SourceFault(
         name="prefix-missing-in-new-row",
         story="A new row gets the new slots only and keeps, for the cached prefix, what its last holder left there.",
         kind="stale entry in a side table after recycling",
@@ -176,7 +176,7 @@ REQUEST_FAULTS = (
         new="                row_start = request.protected_len\n",
         laws=("RowOffCanonicalPath",),
     ),
-    Fault(
+    SourceFault(
         name="tail-pages-taken-again",
         story="After rejected drafts the next pass takes new pages for positions that the tail still covers.",
         kind="watermark drift",
@@ -186,7 +186,7 @@ REQUEST_FAULTS = (
         new="            pages_to_take(request.committed_len, item.n, request.committed_len, page_size)",
         laws=("PageLeaked", "AllocPromiseBroken"),
     ),
-    Fault(
+    SourceFault(
         name="page-taken-early-at-boundary",
         story="A pass that ends exactly at a page boundary takes the next page too.",
         kind="page versus token units",
@@ -196,7 +196,7 @@ REQUEST_FAULTS = (
         new="    return max(0, whole_pages(committed_len + n, page_size) + 1 - ",
         laws=("PageLeaked", "AllocPromiseBroken"),
     ),
-    Fault(
+    SourceFault(
         name="match-leaves-nothing-to-compute",
         story="A prompt of whole pages that is published already matches to its last token.",
         kind="page versus token units",
@@ -206,7 +206,7 @@ REQUEST_FAULTS = (
         new="else n_tokens",
         laws=("MatchTooLong",),
     ),
-    Fault(
+    SourceFault(
         name="refusal-evicts-all-the-same",
         story="An allocation that cannot fit evicts what it can and is refused all the same.",
         kind="promise of capacity broken, or no progress",
@@ -216,7 +216,7 @@ REQUEST_FAULTS = (
         new="        if need > len(self.free_pages) + self.tree.evictable:\n            self._evict_pages(need)\n",
         laws=("EvictReportWrong", "RefusalChangedState"),
     ),
-    Fault(
+    SourceFault(
         name="exact-fit-evicts-one-more",
         story="An allocation that takes exactly the free pages that there are evicts a node all the same.",
         kind="promise of capacity broken, or no progress",
@@ -226,7 +226,7 @@ REQUEST_FAULTS = (
         "        evicted = self._evict_pages(need - len(self.free_pages) + just_fits)",
         laws=("OutcomeDiffers",),
     ),
-    Fault(
+    SourceFault(
         name="third-request-gets-part-of-second",
         story="Only the first request of a batch is taken to be long, so the third is told to write into the second.",
         kind="reuse while a reader or writer is still in flight",
@@ -236,7 +236,7 @@ REQUEST_FAULTS = (
         new="        self.offsets.append(len(self.offsets) - 1 + self.lengths[0] if self.offsets else 0)",
         laws=("WriteSlotRepeated",),
     ),
-    Fault(
+    SourceFault(
         name="matched-request-publishes-at-retract",
         story="Retracting a request that has computed nothing yet counts as a publication of its prefix.",
         kind="counter drift without real damage",

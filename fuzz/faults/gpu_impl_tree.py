@@ -1,9 +1,9 @@
 """Faults in the prefix tree of `gpu_impl`: locks, splits, keys, eviction and age."""
 
-from kvlockstep.fuzz.faults.fault import Fault
+from kvlockstep.fuzz.faults.fault import SourceFault
 
 TREE_FAULTS = (
-    Fault(
+    SourceFault(
         name="lock-only-last-node",
         story="Locking a path counts only its last node, so the nodes above look unlocked.",
         kind="lock or pin not balanced",
@@ -13,7 +13,7 @@ TREE_FAULTS = (
         new="            node = old\n        self.evictable -= newly_locked",
         laws=("LockCountWrong",),
     ),
-    Fault(
+    SourceFault(
         name="split-loses-lock-count",
         story="Splitting a locked edge leaves the upper part unlocked.",
         kind="split or re-key loses something",
@@ -23,7 +23,7 @@ TREE_FAULTS = (
         new="        self.lock_ref[upper] = 0",
         laws=("LockCountWrong",),
     ),
-    Fault(
+    SourceFault(
         name="namespace-ignored-in-child-lookup",
         story="The first page of a prompt is looked up by its tokens alone, so one adapter's KV serves another.",
         kind="two things share a key, or one thing has two keys",
@@ -34,7 +34,7 @@ TREE_FAULTS = (
         "            )",
         laws=("MatchedUncommitted", "Divergence"),
     ),
-    Fault(
+    SourceFault(
         name="evict-takes-inner-node",
         story="A node counts as evictable as soon as it is unlocked, also while it has children.",
         kind="window between match and use",
@@ -44,7 +44,7 @@ TREE_FAULTS = (
         new="        if node != ROOT and self.lock_ref[node] == 0:",
         laws=("EvictableSetWrong", "LinksDisagree", "PageLeaked"),
     ),
-    Fault(
+    SourceFault(
         name="split-dates-lower-half-new",
         story="A split dates the unmatched half of the edge new, so ranks that split at other times evict otherwise.",
         kind="replicas or ranks diverge",
@@ -54,7 +54,7 @@ TREE_FAULTS = (
         new="        self.stamp[upper] = self.stamp[node]\n        self.stamp[node] = self.tick\n",
         laws=("AgeOrderDiffers",),
     ),
-    Fault(
+    SourceFault(
         name="split-books-locked-half-as-evictable",
         story="Splitting an edge that a request has locked adds its upper half to what can be evicted.",
         kind="counter drift without real damage",
@@ -65,7 +65,7 @@ TREE_FAULTS = (
         "        return upper",
         laws=("SizesDoNotRecount",),
     ),
-    Fault(
+    SourceFault(
         name="age-counted-from-creation",
         story="Victims are ranked by when their node was made, so a prefix that was found just now is evicted first.",
         kind="window between match and use",
@@ -75,7 +75,7 @@ TREE_FAULTS = (
         new="self._policy(self.created[node], ",
         laws=("OutcomeDiffers",),
     ),
-    Fault(
+    SourceFault(
         name="hit-counted-again-at-boundary",
         story="A second publication counts a hit once more on the node that ends where the first one stopped.",
         kind="counter drift without real damage",
@@ -84,7 +84,7 @@ TREE_FAULTS = (
         new="            if self.end[node] >= inserted:",
         laws=("TreeDiffers",),
     ),
-    Fault(
+    SourceFault(
         name="recycled-node-keeps-hits",
         story="A new node takes over the number of an evicted one together with its hit count.",
         kind="stale entry in a side table after recycling",
@@ -94,7 +94,7 @@ TREE_FAULTS = (
         new="",
         laws=("TreeDiffers",),
     ),
-    Fault(
+    SourceFault(
         name="reset-keeps-victims",
         story="A reset empties the tree and leaves its old leaves in the queue of victims.",
         kind="stale entry in a side table after recycling",
@@ -104,7 +104,7 @@ TREE_FAULTS = (
         new='        self.victims = getattr(self, "victims", VictimQueue())\n',
         laws=("EvictableSetWrong",),
     ),
-    Fault(
+    SourceFault(
         name="namespace-parts-joined",
         story="The parts of a namespace are joined, so adapter `a` with salt `bc` reads the KV of `ab` with salt `c`.",
         kind="two things share a key, or one thing has two keys",
@@ -117,7 +117,7 @@ TREE_FAULTS = (
         "children.get(first)",
         laws=("MatchedUncommitted", "Divergence"),
     ),
-    Fault(
+    SourceFault(
         name="bigram-page-compared-as-tokens",
         story="Where a match leaves an edge, the second half of a page's last pair is not compared.",
         kind="two things share a key, or one thing has two keys",
@@ -127,7 +127,7 @@ TREE_FAULTS = (
         new="middle * self.page_bytes\n",
         laws=("EdgeMalformed", "Divergence"),
     ),
-    Fault(
+    SourceFault(
         name="slru-protects-one-hit-too-late",
         story="Segmented LRU counts a node as often used from three hits on instead of two.",
         kind="replicas or ranks diverge",
@@ -136,7 +136,7 @@ TREE_FAULTS = (
         new="int(hits >= 3)",
         laws=("OutcomeDiffers",),
     ),
-    Fault(
+    SourceFault(
         name="lfu-breaks-ties-by-youth",
         story="Among nodes used equally often the one used last is evicted first.",
         kind="replicas or ranks diverge",
@@ -145,7 +145,7 @@ TREE_FAULTS = (
         new="(hits, -stamp),\n",
         laws=("OutcomeDiffers",),
     ),
-    Fault(
+    SourceFault(
         name="peek-leaves-old-rank",
         story="A peek counts as a use of the node it ends at, but leaves its place in the queue of victims.",
         kind="stale entry in a side table after recycling",

@@ -6,23 +6,31 @@ starts at the first operation.
 
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from typing import Any
 
+from kvlockstep.fuzz.environments import python_for
 from kvlockstep.fuzz.faults.fault import Fault
-from kvlockstep.fuzz.worker import Order
+from kvlockstep.fuzz.registry import factory_for
+from kvlockstep.fuzz.worker import Order, Worker
 from kvlockstep.invariants import Divergence, agreement
 
 GRACE = 60.0
 """Seconds for the start of a process and its last step; one that takes longer hangs in an operation."""
 
+_VERDICTS = {"failure", "unusable", "broken", "end"}
+"""The reports of a worker that could say how its run ended."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hunt:
-    """How one fault was looked for with one seed. ``trouble`` says why there is no verdict."""
+    """How one fault was looked for with one seed. ``trouble`` says why there is no verdict.
+
+    A fault of SGLang that was not caught, and whose code no operation reached, was "never reached", not missed.
+    """
 
     fault: str
     seed: int
@@ -36,11 +44,11 @@ class Hunt:
     trouble: str | None = None
 
 
-def hunt(fault: Fault, seed: int, seconds: float, minimize_seconds: float = 20.0) -> Hunt:
-    """Fuzz one faulty target in a fresh process until the fault shows or the time is over."""
+def hunt(fault: Fault, seed: int, seconds: float, minimize_seconds: float = 10.0) -> Hunt:
+    """Fuzz one faulty target in a fresh process until the fault shows or the time is over. Raises TargetUnusable."""
     with tempfile.TemporaryDirectory(prefix="kvlockstep-hunt-") as out:
         order = Order(fault.target, fault.lane, seconds, seed, out, "hunt", fault.name, minimize_seconds)
-        command = [sys.executable, "-m", "kvlockstep.fuzz.worker", json.dumps(asdict(order))]
+        command = [python_for(fault.target), "-P", "-m", "kvlockstep.fuzz.worker", json.dumps(asdict(order))]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + minimize_seconds + GRACE)
         except subprocess.TimeoutExpired:
@@ -50,6 +58,30 @@ def hunt(fault: Fault, seed: int, seconds: float, minimize_seconds: float = 20.0
         if line.startswith('{"event"'):  # anything else is what the target printed
             event = json.loads(line)
             events[event["event"]] = event
+    if not events.keys() & _VERDICTS:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        return Hunt(fault.name, seed, False, trouble=f"the process died: {last[0]}")
+    return _hunt_of(fault, seed, seconds, events)
+
+
+def hunt_here(fault: Fault, seed: int, seconds: float, minimize_seconds: float = 10.0) -> Hunt:
+    """Do the same in this process, which has imported the target: SGLang takes longer to import than most hunts do.
+
+    It finds what a fresh process finds. But a target that hangs hangs here. Raises TargetUnusable.
+    """
+    events = {}
+
+    def note(event: str, **facts: Any) -> None:
+        events[event] = facts
+
+    with tempfile.TemporaryDirectory(prefix="kvlockstep-hunt-") as out:
+        order = Order(fault.target, fault.lane, seconds, seed, out, "hunt", fault.name, minimize_seconds)
+        Worker(order, factory_for(fault.target, fault.name), note).fuzz()
+    return _hunt_of(fault, seed, seconds, events)
+
+
+def _hunt_of(fault: Fault, seed: int, seconds: float, events: dict[str, dict[str, Any]]) -> Hunt:
+    """Read a hunt off the last report of each kind that its worker made."""
     if "failure" in events:
         found = events["failure"]
         return Hunt(
@@ -66,10 +98,8 @@ def hunt(fault: Fault, seed: int, seconds: float, minimize_seconds: float = 20.0
     for event in ("unusable", "broken"):
         if event in events:
             return Hunt(fault.name, seed, False, trouble=events[event]["text"])
-    if "end" not in events:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        return Hunt(fault.name, seed, False, trouble=f"the process died: {last[0]}")
-    return Hunt(fault.name, seed, False, seconds=seconds)
+    trouble = "never reached" if events["end"].get("reached") == 0 else None
+    return Hunt(fault.name, seed, False, seconds=seconds, trouble=trouble)
 
 
 def may_name(fault: Fault, law: str) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from kvlockstep.fuzz.config import CacheConfig
-from kvlockstep.fuzz.faults.fault import Fault
+from kvlockstep.fuzz.faults.fault import SourceFault
 from kvlockstep.fuzz.registry import Factory
 from kvlockstep.fuzz.targets.base import Target
 
@@ -33,7 +33,7 @@ def _folder_of_copies() -> Path:
 
 
 @cache
-def patched_package(fault: Fault) -> ModuleType:
+def patched_package(fault: SourceFault) -> ModuleType:
     """Import a copy of `gpu_impl` with the fault in it. Raises FaultDoesNotApply."""
     original = importlib.util.find_spec("kvlockstep.gpu_impl")
     assert original is not None
@@ -57,7 +57,7 @@ def patched_package(fault: Fault) -> ModuleType:
     return module
 
 
-def faulty_factory(fault: Fault) -> Factory:
+def faulty_factory(fault: SourceFault) -> Factory:
     """Return a factory of targets that carry the fault."""
     from kvlockstep.fuzz.targets.gpu_impl import GpuImplTarget
 
