@@ -15,8 +15,9 @@ SENTENCES = {
     ),
     "page_nodes": "Every published page is a node of its own.",
     "pages_overestimated": (
-        "An alloc may evict as if each request of the batch needed up to one page more: a victim beyond the need is "
-        "legal only while fewer than sum(n) + page_size * len(batch) slots are free, with pages of two or more."
+        "An alloc that takes new slots may evict as if each request of the batch needed up to one page more: a victim "
+        "beyond the need is legal only while fewer slots are free than the batch takes, plus page_size for each of its "
+        "requests, with pages of two or more."
     ),
     "evicts_before_refusal": "An alloc that is refused with OutOfPages may have evicted first, in policy order.",
 }

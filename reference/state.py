@@ -156,7 +156,12 @@ class CacheState:
         """
         if "pages_overestimated" not in self.allowances or self.page_size == 1:
             return 0
-        return sum(n for _, n, _ in batch) + self.page_size * len(batch)
+        new = sum(self._new_positions(self.requests[name], n) for name, n, _ in batch)
+        return new + self.page_size * len(batch) if new else 0
+
+    def _new_positions(self, r: Request, n: int) -> int:
+        """Count the positions of a pass that nothing is allocated for yet."""
+        return max(0, r.committed_len + n - r.allocated_len)
 
     # Refusals.
 

@@ -77,7 +77,7 @@ class Ordered(Allowed):
 
 
 class Overestimates(Ordered):
-    """It makes room for one page more a request before it allocates."""
+    """It makes room for one page more a request before it allocates, unless all stands allocated already."""
 
     def alloc(self, batch):
         evicted = []
@@ -88,8 +88,12 @@ class Overestimates(Ordered):
 
     def _make_room(self, batch):
         size = self.cache.page_size
-        missing = sum(item.n for item in batch) + size * len(batch) - self.cache.available
-        return self.cache.evict(missing) if missing > 0 and size > 1 else []
+        missing = self._new(batch) + size * len(batch) - self.cache.available
+        return self.cache.evict(missing) if missing > 0 and size > 1 and self._new(batch) else []
+
+    def _new(self, batch):
+        requests = [self.cache.requests[item.request] for item in batch]
+        return sum(max(0, r.committed_len + item.n - r.allocated_len) for r, item in zip(requests, batch, strict=True))
 
 
 class OverestimatesByALeafMore(Overestimates):
@@ -101,7 +105,7 @@ class OverestimatesPagesOfOne(Overestimates):
     """The page more that it asks for is one that a page size of one never needs."""
 
     def _make_room(self, batch):
-        missing = sum(item.n for item in batch) + len(batch) - self.cache.available
+        missing = self._new(batch) + len(batch) - self.cache.available
         return self.cache.evict(missing) if missing > 0 and self.cache.page_size == 1 else []
 
 
@@ -110,8 +114,8 @@ class OverestimatesInAnyOrder(Overestimates):
 
     def _make_room(self, batch):
         order = self.cache.victims_in_order()
-        missing = sum(item.n for item in batch) + self.cache.page_size * len(batch) - self.cache.available
-        if missing <= 0 or self.cache.page_size == 1:
+        missing = self._new(batch) + self.cache.page_size * len(batch) - self.cache.available
+        if missing <= 0 or self.cache.page_size == 1 or not self._new(batch):
             return []
         return evict_another(self.cache) or (self.cache.evict(1) if order else [])
 

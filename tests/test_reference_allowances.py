@@ -274,6 +274,17 @@ def test_generous_need_is_a_page_more_a_request(allowances, page_size, slots):
     assert cache.generous_need([("r0", 1, ""), ("r1", 2, "")]) == slots
 
 
+def test_a_pass_that_takes_no_new_slot_needs_nothing_generously():
+    cache = new_cache("pages_overestimated", n_pages=4)
+    cache.submit("r0", "abc", NS)
+    cache.match("r0")
+    cache.alloc([("r0", 5, "xy")])
+    cache.commit("r0", 3, "d")
+
+    assert cache.generous_need([("r0", 2, "x")]) == 0
+    assert cache.generous_need([("r0", 3, "xy")]) == 1 + cache.page_size
+
+
 def test_model_itself_evicts_no_more_than_it_needs():
     cache = new_cache("pages_overestimated", "evicts_before_refusal", n_pages=4)
     for tokens in ("ab", "cd", "ef"):

@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from kvlockstep.fuzz.faults.fault import PatchFault
 from kvlockstep.fuzz.faults.sglang_patching import Patch, Wrapper, around, instead
 
@@ -145,9 +143,24 @@ def _reset_frees_padding_row(original: Wrapper, rows: Any) -> Any:
     rows.free_slots.insert(0, 0)
 
 
-def _later_chunk_row_off_by_one(original: Wrapper, batch: Any, req: Any) -> Any:
-    prefix = original(batch, req)
-    return torch.cat((prefix[:1], prefix[:-1])) if req.kv.holds_kv else prefix
+def _later_chunk_row_off_by_one(patch: Patch) -> None:
+    is_later: list[bool] = []  # of each request of the batch at hand
+
+    def prefix_kv_indices(original: Wrapper, batch: Any, req: Any) -> Any:
+        is_later.append(req.kv.holds_kv)
+        return original(batch, req)
+
+    def write_cache_indices(original: Wrapper, *arguments: Any) -> None:
+        original(*arguments)
+        row_indices, starts, ends, rows = (arguments[i] for i in (2, 4, 6, 10))
+        batch = zip(row_indices.tolist(), starts.tolist(), ends.tolist(), is_later[-len(starts) :], strict=True)
+        for row, start, end, later in batch:
+            if later:
+                rows.req_to_token[row, start:end] = rows.req_to_token[row, start:end].roll(1)
+        is_later.clear()
+
+    patch.around(".allocation:_prefix_kv_indices", prefix_kv_indices)
+    patch.around(".allocation:write_cache_indices", write_cache_indices)
 
 
 REQUEST_FAULTS = (
@@ -311,10 +324,10 @@ REQUEST_FAULTS = (
     ),
     PatchFault(
         name="later-chunk-row-off-by-one",
-        story="A later chunk of a prompt reads its own row one position off, and writes it back so.",
+        story="The slots of a later chunk of a prompt are written one position off, the last one in front.",
         kind="watermark drift",
         target="sglang:unified-rust",
-        plant=around(".allocation:_prefix_kv_indices", _later_chunk_row_off_by_one),
-        laws=("WriteSlotIllegal", "PageOwnedTwice", "PageLeaked"),
+        plant=_later_chunk_row_off_by_one,
+        laws=("WriteSlotIllegal",),
     ),
 )

@@ -198,7 +198,7 @@ TREE_FAULTS = (
     ),
     PatchFault(
         name="radix-refusal-evicts-locked-leaf",
-        story="A decode batch that will not fit evicts what it can before it is refused, locked leaves too.",
+        story="Asked whether a decode batch fits, the cache evicts until it does, and takes locked leaves too.",
         kind="promise of capacity broken, or no progress",
         bug="vllm-project/vllm#45357",
         target="sglang:radix",

@@ -27,6 +27,9 @@ from kvlockstep.fuzz.registry import TargetUnusable, factory_for
 from kvlockstep.fuzz.target_check import defect_of
 from kvlockstep.fuzz.worker import Order, Worker
 from kvlockstep.invariants import FULL
+from kvlockstep.invariants.agreement import OutcomeDiffers
+from kvlockstep.invariants.paths import AnchorOffTree
+from kvlockstep.invariants.promises import AllocPromiseBroken
 
 pytestmark = pytest.mark.needs("sglang")
 
@@ -161,6 +164,44 @@ def test_a_refused_decode_may_have_evicted(name):
     lockstep.run(Commit("r1", 1, (4,)))
     outcome = lockstep.run(Alloc((AllocItem("r1", 1, ()),)))
     assert outcome.refused == "OutOfPages"
+
+
+def test_sglang_itself_says_whether_a_decode_fits(name, monkeypatch):
+    lockstep = lockstep_on(name, page_size=1, n_pages=6)
+    prefill(lockstep, "r0", [1, 2, 3], end=None)
+    allocator = lockstep.target._engine.allocator
+    monkeypatch.setattr(allocator, "check_decode_capacity", lambda **asked: False)
+    with pytest.raises(AllocPromiseBroken):
+        lockstep.run(Alloc((AllocItem("r0", 1),)))
+
+
+@pytest.mark.parametrize("page_size", [4, 16])
+def test_a_pass_over_an_allocated_tail_may_evict_nothing(name, page_size, monkeypatch):
+    lockstep = lockstep_on(name, page_size=page_size, n_pages=4, n_rows=2)
+    prefill(lockstep, "r0", [1] * page_size)
+    prefill(lockstep, "r1", [2] * page_size, end=None)
+    lockstep.run(Alloc((AllocItem("r1", page_size, (7,) * (page_size - 1)),)))
+    lockstep.run(Commit("r1", 1, (5,)))
+    from kvlockstep.fuzz.targets.sglang.engine import EvictParams
+
+    target = lockstep.target
+    speculate = target._speculate
+
+    def evict_for_nothing(lives, lengths):
+        target._engine.cache.evict(EvictParams(num_tokens=1))
+        return speculate(lives, lengths)
+
+    monkeypatch.setattr(target, "_speculate", evict_for_nothing)
+    with pytest.raises(OutcomeDiffers, match="alloc evicted other nodes"):
+        lockstep.run(Alloc((AllocItem("r1", 1),)))
+
+
+def test_a_lock_that_is_lost_is_no_blind_spot(name):
+    lockstep = lockstep_on(name, page_size=2)
+    prefill(lockstep, "r0", [1, 2, 3, 4, 5], end="checkpoint")
+    lockstep.target._table.live["r0"].engine.req.lock = None
+    with pytest.raises(AnchorOffTree):
+        lockstep.run(Evict(1))
 
 
 def test_the_same_req_comes_back_after_a_retract(name):

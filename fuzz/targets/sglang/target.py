@@ -1,4 +1,4 @@
-"""SGLang behind the contract of a target: each operation is what SGLang's scheduler does at that point.
+"""SGLang behind the contract of a target: each operation is made of what SGLang's scheduler calls.
 
 =============  ==========================================================================================
 ``peek``       `Req.init_next_round_input`: the look of the scheduler at a waiting request
@@ -13,8 +13,9 @@
 ``reset``      `reset` of the tree, `clear` of rows and slots
 =============  ==========================================================================================
 
-SGLang trusts its scheduler: names, states and capacity are checked here, before it is called. Three of its habits
-are translated, all without loss:
+SGLang trusts its scheduler: names, states, rows and the room for a prefill are checked here, before it is called;
+whether a decode fits is its own verdict (`check_decode_capacity`). SPEC wants two things that its scheduler does
+otherwise: an abort publishes nothing, and a retract may publish. Three of its habits are translated, without loss:
 
 - It counts the positions of a pass as committed when the pass is launched; the snapshot does when it lands.
 - It raises a row's generation when the row is handed out; the snapshot's counts how often it was given back.
@@ -40,7 +41,7 @@ from kvlockstep.fuzz.targets.base import AllocResult, OutOfPages, OutOfRows
 from kvlockstep.fuzz.targets.planes import Planes
 from kvlockstep.fuzz.targets.requests import Live, RequestTable
 from kvlockstep.fuzz.targets.sglang import engine as sgl
-from kvlockstep.fuzz.targets.sglang.trees import view_of
+from kvlockstep.fuzz.targets.sglang.trees import NOWHERE, view_of
 from kvlockstep.invariants import FULL, PoolView, RequestView, RowView, Snapshot
 
 POLICIES = ("lru", "mru", "fifo", "filo", "lfu", "slru", "priority")
@@ -159,7 +160,7 @@ class SglangTarget:
         slots = self._take(lives, batch)
         for live, item in zip(lives, batch, strict=True):
             self._table.launched(live, item.n, item.drafts)
-        return AllocResult([slots[item.request] for item in batch], self._freed)
+        return AllocResult([slots[item.request] for item in batch], self._freed.copy())
 
     def _take(self, lives: Sequence[Live], batch: Sequence[AllocItem]) -> dict[str, list[int]]:
         """Allocate for each request in the sub-batch that a scheduler would put it in; return the slots by request."""
@@ -183,15 +184,15 @@ class SglangTarget:
                 for live, item in zip(lives, batch, strict=True)
             ]
         )
-        engine = self._engine
-        free, evictable = engine.allocator.available_size(), engine.cache.evictable_size()
-        if need * size <= free + evictable:
-            return
-        if not any(_is_prefill(live) for live in lives):
-            # a decode batch asks the allocator itself, which evicts what it can before it says no
-            fits = engine.allocator.check_decode_capacity(num_tokens=need * size, tree_cache=engine.cache)
-            assert not fits, f"SGLang finds {need * size} slots where {free} were free and {evictable} evictable"
-        raise OutOfPages(f"{need} pages asked, {free} slots free and {evictable} evictable", self._freed)
+        allocator, cache = self._engine.allocator, self._engine.cache
+        free, evictable = allocator.available_size(), cache.evictable_size()
+        if any(_is_prefill(live) for live in lives):
+            fits = need * size <= free + evictable  # the scheduler's budget keeps a prefill within this
+        else:
+            # what a scheduler asks before each decode; it evicts, and may still say no
+            fits = allocator.check_decode_capacity(num_tokens=need * size, tree_cache=cache)
+        if not fits:
+            raise OutOfPages(f"{need} pages asked, {free} slots free and {evictable} evictable", self._freed)
 
     def _extend(self, lives: Sequence[Live], lengths: Sequence[int]) -> list[list[int]]:
         """Allocate the next chunk of each prompt, guesses behind the last one included; return the slots of each."""
@@ -199,7 +200,6 @@ class SglangTarget:
             return []
         reqs = [live.engine.req for live in lives]
         for live, req, n in zip(lives, reqs, lengths, strict=True):
-            req.prefix_len = live.committed_len  # where the last chunk ended, published or not
             req.extend_end = live.committed_len + n
             live.engine.ahead = n
         ends = torch.tensor([req.extend_end for req in reqs])
@@ -207,7 +207,9 @@ class SglangTarget:
         batch.prefix_lens = [req.prefix_len for req in reqs]
         batch.extend_lens = list(lengths)
         batch.extend_num_tokens = sum(lengths)
-        slots, _, _ = sgl.alloc_for_extend(batch)
+        slots, rows, rows_on_host = sgl.alloc_for_extend(batch)
+        held = [req.kv.req_pool_idx for req in reqs]
+        assert rows.tolist() == rows_on_host.tolist() == held, f"a pass is told rows {rows.tolist()}, expected {held}"
         return [part.tolist() for part in slots.split(list(lengths))]
 
     def _decode(self, lives: Sequence[Live], lengths: Sequence[int]) -> list[list[int]]:
@@ -276,6 +278,7 @@ class SglangTarget:
         accepted = max(0, kept - live.known_in_flight)
         admission.req.output_ids.extend([*live.drafts[:accepted], *sampled])
         admission.req.kv.kv_committed_len = live.committed_len + kept
+        admission.req.prefix_len = live.committed_len + kept  # where the next chunk begins, published or not
         self._table.landed(live, kept, sampled)
 
     def checkpoint(self, request: str) -> None:
@@ -334,11 +337,14 @@ class SglangTarget:
     def evict(self, n_slots: int) -> list[list[int]]:
         self._table.evict_check(n_slots)
         self._freed = []
-        self._engine.cache.evict(sgl.EvictParams(num_tokens=n_slots))
-        return self._freed
+        result = self._engine.cache.evict(sgl.EvictParams(num_tokens=n_slots))
+        freed = sum([len(slots) for slots in self._freed])
+        assert result.num_tokens_evicted == freed, f"{result.num_tokens_evicted} slots evicted, {freed} freed"
+        return self._freed.copy()
 
     def reset(self) -> None:
         self._table.reset_check()
+        self._view.check_idle()
         self._engine.cache.reset()
         self._engine.rows.clear()
         self._engine.allocator.clear()
@@ -406,7 +412,7 @@ class SglangTarget:
             kv.cache_protected_len,
             committed_len,
             allocated_len,
-            None if lock is None else self._view.anchor(lock.node),
+            NOWHERE if lock is None else self._view.anchor(lock.node),
             kv.req_pool_idx,
         )
 

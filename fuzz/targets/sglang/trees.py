@@ -19,7 +19,10 @@ from typing import Any, Protocol
 from kvlockstep.fuzz.targets.sglang.engine import ComponentType
 from kvlockstep.invariants import FULL, ROOT, NodeView, Unit
 
-_PRINTED = re.compile(rb"^ *\[(\d+)\] \d+ full_lock=(-?\d+) ", re.MULTILINE)
+_PRINTED = re.compile(rb"^( *)\[(\d+)\] \d+ full_lock=(-?\d+) ", re.MULTILINE)
+
+NOWHERE = -2
+"""Stands for a node that should be there and is not: the parent of a node that names none, a lock that is lost."""
 
 
 class TreeView(Protocol):
@@ -32,6 +35,8 @@ class TreeView(Protocol):
     def root_lock_ref(self) -> int | None: ...
 
     def anchor(self, handle: Any) -> int: ...
+
+    def check_idle(self) -> None: ...
 
 
 def view_of(cache: Any, tree: str) -> TreeView:
@@ -70,16 +75,14 @@ class RadixView:
         while todo:
             parent = todo.pop()
             for child in parent.children.values():
-                found.append(self._node(child, parent))
+                found.append(self._node(child))
                 todo.append(child)
         return found
 
-    def _node(self, node: Any, listed_below: Any) -> NodeView:
-        parent = node.parent
+    def _node(self, node: Any) -> NodeView:
         return NodeView(
             self._number(node.id),
-            # the parent that a node names, or where it names none the one that lists it
-            self.anchor(listed_below if parent is None else parent),
+            NOWHERE if node.parent is None else self.anchor(node.parent),
             (node.key.extra_key, node.key.cache_salt, ()),
             _units(node.key),
             {FULL: self._slots(node).tolist()},
@@ -111,6 +114,9 @@ class RadixView:
     def anchor(self, handle: Any) -> int:
         return ROOT if handle is self._cache.root_node else self._number(handle.id)
 
+    def check_idle(self) -> None:
+        """Let the tree check itself while nothing is live, where it can."""
+
 
 class PythonCoreView(RadixView):
     """`UnifiedRadixCache` over its Python core: as `RadixCache`, with slots and locks per component."""
@@ -129,6 +135,9 @@ class PythonCoreView(RadixView):
         node_id = handle if isinstance(handle, int) else handle.id
         return ROOT if node_id == self._cache.root_node_handle() else self._number(node_id)
 
+    def check_idle(self) -> None:
+        self._cache.sanity_check()
+
 
 class RustCoreView:
     """`UnifiedRadixCache` over its Rust core."""
@@ -145,21 +154,21 @@ class RustCoreView:
 
     def nodes(self) -> list[NodeView]:
         root = self._cache.root_node_handle()
-        locks = {int(node): int(lock_ref) for node, lock_ref in _PRINTED.findall(self._printed())}
-        self._root_lock_ref = locks.pop(root)
         self._core.backfill_missing_hash_values()  # a node is shown with its key once it has a hash
-        found = {node: self._node(node, lock_ref, root) for node, lock_ref in locks.items()}
-        for view in found.values():
-            view.children = []
-        by_number = {view.node: view for view in found.values()}
-        for view in found.values():
-            if view.parent in by_number:
-                children = by_number[view.parent].children
-                assert children is not None, "set for all"
-                children.append(view.node)
-        return list(found.values())
+        found: list[NodeView] = []
+        path: list[list[int]] = []  # the children printed so far of each node above, by depth
+        for spaces, printed, lock_ref in _PRINTED.findall(self._printed()):
+            node, children = int(printed), list[int]()
+            del path[len(spaces) // 2 :]
+            if node == root:
+                self._root_lock_ref = int(lock_ref)
+            else:
+                path[-1].append(self._number(node))
+                found.append(self._node(node, int(lock_ref), root, children))
+            path.append(children)
+        return found
 
-    def _node(self, node: int, lock_ref: int, root: int) -> NodeView:
+    def _node(self, node: int, lock_ref: int, root: int, children: list[int]) -> NodeView:
         shown = self._core.snapshot_buffer_backup(node, False)
         assert shown is not None, f"the Rust core prints node {node} and does not know it"
         slots = self._core.get_component_device_value(node, ComponentType.FULL)
@@ -174,6 +183,7 @@ class RustCoreView:
             None,
             None,
             None,
+            children,
         )
 
     def _printed(self) -> bytes:
@@ -197,3 +207,6 @@ class RustCoreView:
 
     def anchor(self, handle: Any) -> int:
         return ROOT if handle == self._cache.root_node_handle() else self._number(handle)
+
+    def check_idle(self) -> None:
+        self._cache.sanity_check()
