@@ -203,7 +203,7 @@ TREE_FAULTS = (
         bug="vllm-project/vllm#45357",
         target="sglang:radix",
         plant=around(".allocator.base:BaseTokenToKVPoolAllocator.check_decode_capacity", _refusal_evicts_locked_leaf),
-        laws=("TargetRaised", "AnchorOffTree"),
+        laws=("TargetRaised", "AnchorOffTree", "EvictableSetWrong"),
         hides_behind="evicts_before_refusal",
     ),
     PatchFault(
