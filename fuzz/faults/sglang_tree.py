@@ -64,10 +64,15 @@ def _evicts_locked_leaf(original: Wrapper, cache: Any, params: Any) -> Any:
     return result
 
 
-def _refusal_evicts_locked_leaf(original: Wrapper, allocator: Any, *, tree_cache: Any, **others: Any) -> Any:
-    if tree_cache.supports_prefix_sharing():
-        tree_cache.evictable_leaves |= _locked_leaves(tree_cache)
-    return original(allocator, tree_cache=tree_cache, **others)
+def _refusal_evicts_locked_leaf(
+    original: Wrapper, allocator: Any, *, num_tokens: int, tree_cache: Any, **others: Any
+) -> Any:
+    fits = num_tokens <= allocator.available_size() + tree_cache.evictable_size()
+    locked = set() if fits else _locked_leaves(tree_cache)
+    tree_cache.evictable_leaves |= locked
+    result = original(allocator, num_tokens=num_tokens, tree_cache=tree_cache, **others)
+    tree_cache.evictable_leaves -= locked
+    return result
 
 
 def _ranked_by_last_use(original: Wrapper, strategy: Any, node: Any) -> Any:
@@ -198,7 +203,7 @@ TREE_FAULTS = (
     ),
     PatchFault(
         name="radix-refusal-evicts-locked-leaf",
-        story="Asked whether a decode batch fits, the cache evicts until it does, and takes locked leaves too.",
+        story="A decode batch that will not fit evicts what it can before it is refused, locked leaves too.",
         kind="promise of capacity broken, or no progress",
         bug="vllm-project/vllm#45357",
         target="sglang:radix",
