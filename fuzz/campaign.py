@@ -129,7 +129,7 @@ def unseen_laws(states: Sequence[WorkerState]) -> list[int]:
 
 def shortfalls(states: Sequence[WorkerState], seconds: float) -> list[str]:
     """Say what a run without a violation did not reach, so that it must not be called clean."""
-    lines = []
+    lines = [blind for state in states if (blind := _blind(state)) is not None]
     for state in states:
         floor = int(_floor_per_minute(state) * seconds / 60)
         if state.statistics.done < floor:
@@ -145,7 +145,20 @@ def shortfalls(states: Sequence[WorkerState], seconds: float) -> list[str]:
             lines.append(
                 f"{where}{share:.0%} of cases evicted or were refused room, expected {FLOOR_UNDER_PRESSURE:.0%}"
             )
-    return lines + never_reached(states)
+    return lines + too_seldom(states)
+
+
+def _blind(state: WorkerState) -> str | None:
+    """Say that a worker did not find the canary, so that it would not have found anything else; None if it did."""
+    if state.canary is not None and state.canary.caught:
+        return None
+    canary = state.canary
+    became = (
+        f"{canary.operations} operations, {canary.law or 'no violation'}" if canary is not None else "it did not run"
+    )
+    return (
+        f"worker {state.order.name}: the canary, a batch that ends in the slot it begins with, was not found: {became}"
+    )
 
 
 def _floor_per_minute(state: WorkerState) -> int:
@@ -153,32 +166,40 @@ def _floor_per_minute(state: WorkerState) -> int:
     return floors.get(state.lane, min(floors.values()))
 
 
-def never_reached(states: Sequence[WorkerState]) -> list[str]:
-    """Say which required labels were not reached, on which target if there are several."""
+def too_seldom(states: Sequence[WorkerState]) -> list[str]:
+    """Say which required labels were not reached often enough, on which target if there are several."""
     groups = by_target(states)
     where = {target: f"{target}: " if len(groups) > 1 else "" for target in groups}
-    return [
-        f"{where[target]}never reached: {name_of(label)}"
-        for target, group in groups.items()
-        for label in labels_at_zero(group)
-    ]
+    lines = []
+    for target, group in groups.items():
+        total = merged(group)
+        for label, least in _short(group, total).items():
+            n = total.labels[name_of(label)]
+            too_few = (
+                f"reached too seldom: {name_of(label)}, {n} times, expected {least} in {total.done:,} operations done"
+            )
+            lines.append(f"{where[target]}{too_few if n else f'never reached: {name_of(label)}'}")
+    return lines
 
 
-def labels_at_zero(states: Sequence[WorkerState]) -> list[Label]:
-    """List the required labels that no worker of some target reached.
+def labels_short(states: Sequence[WorkerState]) -> list[Label]:
+    """List the required labels that the workers of some target did not reach often enough.
 
     What a target does not promise is not required of it, nor what cannot be told from the parts it shows.
     """
-    missed = set()
-    for group in by_target(states).values():
-        reached = merged(group).labels
-        missed |= {
-            label
-            for label in LABELS
-            if reached[name_of(label)] == 0
-            and any(_can_reach(label, state) and not hidden_from(label, state.hidden) for state in group)
-        }
-    return [label for label in LABELS if label in missed]
+    short = {label for group in by_target(states).values() for label in _short(group, merged(group))}
+    return [label for label in LABELS if label in short]
+
+
+def _short(group: Sequence[WorkerState], total: Statistics) -> dict[Label, int]:
+    """Give the labels that the workers of one target reached too seldom, each with what was expected of it."""
+    expected = {label: max(1, int(asked.least * total.done / 10_000)) for label, asked in LABELS.items()}
+    return {
+        label: least
+        for label, least in expected.items()
+        if total.labels[name_of(label)] < least
+        and any(_can_reach(label, state) and not hidden_from(label, state.hidden) for state in group)
+    }
 
 
 def _can_reach(label: Label, state: WorkerState) -> bool:
@@ -187,7 +208,7 @@ def _can_reach(label: Label, state: WorkerState) -> bool:
 
 def remarks(states: Sequence[WorkerState]) -> list[str]:
     """Say what a run could not show whatever it did: labels that cannot be told, features that were not drawn."""
-    total, required = merged(states).labels, labels_at_zero(states)
+    total, required = merged(states).labels, labels_short(states)
     lines = []
     for label in LABELS:
         needs = sorted({part for s in states if _can_reach(label, s) for part in hidden_from(label, s.hidden)})

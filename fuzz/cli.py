@@ -3,12 +3,9 @@
 How a command ends, also in trouble, is in ``exits.py``.
 """
 
-import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from dataclasses import replace as replaced
 from pathlib import Path
 
@@ -16,7 +13,8 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from kvlockstep.fuzz.campaign import CHARTER, by_target, never_reached, remarks, replays, verdict_of
+from kvlockstep.fuzz.campaign import CHARTER, by_target, remarks, replays, too_seldom, verdict_of
+from kvlockstep.fuzz.cli_faults import faults
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.crew import WorkerState, n_cores, run_workers
 from kvlockstep.fuzz.doctor import Finding, examine, targets_here
@@ -28,13 +26,12 @@ from kvlockstep.fuzz.exits import (
     UNKNOWN,
     USAGE,
     VIOLATION,
-    PipeConsole,
     Seconds,
     Stop,
     complain,
+    make_console,
     run_and_exit,
     usable,
-    width_of_output,
     writing,
 )
 from kvlockstep.fuzz.failures import replay_line
@@ -54,14 +51,13 @@ from kvlockstep.fuzz.registry import (
     targets_named,
 )
 from kvlockstep.fuzz.replay_files import replay_each, replay_on_each, worst
-from kvlockstep.fuzz.report import PlainProgress, print_failure, print_hunts, print_run
+from kvlockstep.fuzz.report import PlainProgress, print_failure, print_run
 from kvlockstep.fuzz.targets.base import allowances_of
 from kvlockstep.fuzz.trace import Header, Trace, TraceError, TraceWriter, read_trace, write_trace
 from kvlockstep.fuzz.trace_bounds import LANES
 from kvlockstep.fuzz.worker import Order
 
-# Paths, signatures and names of targets are printed as they are: their brackets and colons mean nothing here.
-console = PipeConsole(highlight=False, markup=False, emoji=False, width=width_of_output())
+console = make_console()
 
 RUNS_HERE = "Exit codes: 0 if some target can run here, 10 if none can."
 EXIT_CODES = (
@@ -201,7 +197,7 @@ def _fuzz(orders: list[Order], seconds: float, accepted: list[int], out: Path, n
             complain(line, verdict.code)
     if verdict.code == UNKNOWN:
         console.print("unknown: too little was shown to call this clean")
-        if seconds < LONG_ENOUGH and len(verdict.lines) == len(never_reached(shown)):  # nothing else was missing
+        if seconds < LONG_ENOUGH and len(verdict.lines) == len(too_seldom(shown)):  # nothing else was missing
             longer = min(LONG_ENOUGH, max(60.0, 4 * seconds))
             console.print(f"a longer run reaches more: --seconds {longer:.0f}")
     return verdict.code
@@ -483,65 +479,7 @@ def _minimized_path(file: Path) -> Path:
     return file.with_name(f"{name}.min.jsonl")
 
 
-@commands.command()
-@click.option("--only", multiple=True, help="Name of a fault; may be given several times. Default: all.")
-@click.option("--seeds", default=3, show_default=True, type=click.IntRange(min=1), help="Fresh processes for each.")
-@click.option("--seconds", default=60.0, show_default=True, type=Seconds(), help="For each.")
-@click.option("--jobs", default=None, type=click.IntRange(min=1), help="At the same time. Default: one a core.")
-@click.option("--json", "json_path", default=None, type=click.Path(path_type=Path), help="Also write results here.")
-def faults(only: tuple[str, ...], seeds: int, seconds: float, jobs: int | None, json_path: Path | None) -> None:
-    """Plant each known bug and look for it from scratch; exit 1 if one is missed.
-
-    Bugs of a target that cannot be had here are not looked for, and said; then the exit code is 10.
-    """
-    from kvlockstep.fuzz.faults import FAULTS
-    from kvlockstep.fuzz.faults.hunt import Hunt, hunt_all
-
-    with usable():
-        for name in only:
-            check_fault(name)
-    chosen = [FAULTS[name] for name in dict.fromkeys(only)] if only else list(FAULTS.values())
-    reasons = {} if only else _reasons_not_to_run([fault.target for fault in chosen])
-    with usable():
-        for fault in chosen:
-            if fault.target not in reasons:
-                python_for(fault.target)
-    chosen = [fault for fault in chosen if fault.target not in reasons]
-    for reason in reasons.values():
-        complain(f"not looked for: {reason}", UNKNOWN)
-    if json_path:
-        with writing(f"--json {json_path}"):
-            json_path.open("a").close()  # now, and not after an hour of hunting
-    results: list[Hunt] = []
-    interrupted = False
-    try:
-        for result in hunt_all(chosen, range(seeds), seconds, jobs or len(os.sched_getaffinity(0))):
-            results.append(result)
-            state = result.law or result.trouble or "not found"
-            console.print(f"{len(results)}/{len(chosen) * seeds}  {result.fault} seed {result.seed}: {state}")
-    except KeyboardInterrupt:
-        interrupted = True
-    print_hunts(console, chosen, results)
-    if json_path:
-        with writing(f"--json {json_path}"):
-            json_path.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
-    if interrupted:
-        console.print(f"interrupted after {len(results)} of {len(chosen) * seeds}")
-        sys.exit(INTERRUPTED)
-    if not all(result.caught for result in results):
-        sys.exit(VIOLATION)
-    sys.exit(UNKNOWN if reasons else CLEAN)
-
-
-def _reasons_not_to_run(targets: Sequence[str]) -> dict[str, str]:
-    """Say, for each target that cannot be run here, why."""
-    reasons = {}
-    for target in dict.fromkeys(targets):
-        try:
-            python_for(target)
-        except TargetUnusable as error:
-            reasons[target] = str(error)
-    return reasons
+commands.add_command(faults)
 
 
 @commands.command(epilog=RUNS_HERE)

@@ -20,6 +20,7 @@ from time import monotonic
 from types import FrameType
 from typing import Any
 
+from kvlockstep.fuzz.canary import Canary
 from kvlockstep.fuzz.environments import python_for
 from kvlockstep.fuzz.failures import keep_last_trace
 from kvlockstep.fuzz.statistics import Statistics
@@ -42,6 +43,7 @@ class WorkerState:
     order: Order
     lane: str | None = None
     capabilities: list[str] = field(default_factory=list)
+    canary: Canary | None = None
     statistics: Statistics = field(default_factory=Statistics)
     seconds: float = 0.0
     ended: bool = False
@@ -229,6 +231,8 @@ def follow(state: WorkerState, event: dict[str, Any]) -> None:
         state.lane = event["lane"]
         state.capabilities = event["capabilities"]
         state.stage = "running"
+    elif kind == "canary":
+        state.canary = Canary(event["law"], event["operations"], event["seconds"])
     elif kind == "violates":
         state.violates = event["signature"]
     elif kind == "found":

@@ -12,6 +12,7 @@ operation is made all the same, to be refused.
 
 from collections.abc import Callable
 
+from kvlockstep.fuzz import biases
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.ops import (
     Abort,
@@ -101,28 +102,26 @@ class Draws:
         size = self.config.page_size
         extra, space = extra % 9, space % (2 * len(NAMESPACES))
         free = [name for name in NAMES if name not in self.model.requests]
-        if not free and switch != 31:
+        if not free and switch not in biases.NAME_TAKEN:
             return self.release(family, switch)
         name = free[0] if free else NAMES[space % N_NAMES]
         cut = around(pages, delta, size)
         tail = around(extra // 3, extra % 3 - 1, size) if extra > 2 else extra
         tokens = prompt(family % N_FAMILIES, cut, family // N_FAMILIES, tail)
-        if switch < 30:
+        if switch not in biases.OVERLONG:
             tokens = tokens[: self.config.max_context_len] or (token_at(family, 0),)
-        if switch == 29:
+        if switch in biases.LARGEST:
             tokens = (*tokens[:-1], LARGEST_TOKEN)
         # half of all requests live in the plain namespace, so that sharing stays the normal case
         namespace = self._namespaces[max(0, space - len(NAMESPACES)) % len(self._namespaces)]
-        private = switch in (27, 28) and "private" in self.capabilities
+        private = switch in biases.PRIVATE and "private" in self.capabilities
         priority = switch % 4 if "priority" in self.capabilities else 0
-        if (4 <= switch < 14 or switch == 28) and (
-            twin := self._pick(self._in("NEW", "MATCHED", "RUNNING", "IN_FLIGHT"), family)
-        ):
+        if switch in biases.TWIN and (twin := self._pick(self._in("NEW", "MATCHED", "RUNNING", "IN_FLIGHT"), family)):
             # two requests that compute one prefix at the same time: the only way to a duplicate page
             request = self.model.requests[twin]
             tokens = tuple(request.tokens[: cut or None]) + tokens[cut:]
             tokens, namespace = tokens[: self.config.max_context_len], request.namespace
-        if 14 <= switch < 24 and (leaf := self._published_leaf(family)):
+        if switch in biases.BEHIND_LEAF and (leaf := self._published_leaf(family)):
             # a prompt that ends right behind a leaf: it uses the leaf again, without adding to it
             tokens, namespace = leaf
             tokens = (*tokens, token_at(family, len(tokens)))[: self.config.max_context_len]
@@ -141,30 +140,33 @@ class Draws:
         return tuple(tokens), end.namespace
 
     def peek(self, who: int) -> Op:
-        name = self._pick(self._in("NEW"), who) or (NAMES[who % N_NAMES] if who % 4 == 3 else None)
+        name = self._pick(self._in("NEW"), who) or (NAMES[who % N_NAMES] if who in biases.PEEK_UNKNOWN else None)
         return Peek(name) if name else self.submit(who, 1 + who % 2, 0, who // 3, who, 14 + who % 10)
 
     def match(self, who: int) -> Op:
-        name = self._pick(self._in("NEW"), who) or (NAMES[who % N_NAMES] if who % 8 == 7 else None)
-        if name and who % 3 and len(self.model.evictable_nodes()) > 1:
+        name = self._pick(self._in("NEW"), who) or (NAMES[who % N_NAMES] if who in biases.MATCH_UNKNOWN else None)
+        if name and len(self.model.evictable_nodes()) > 1:
             # a look at a leaf and then an eviction, before the match uses the leaf anyway: the victim is another one
-            return Peek(name) if who % 3 == 1 else Evict(1)
+            if who in biases.PEEK_BEFORE_MATCH:
+                return Peek(name)
+            if who in biases.EVICT_BEFORE_MATCH:
+                return Evict(1)
         return Match(name) if name else self.submit(who, who % 3, who % 3 - 1, who // 3, who, who)
 
     def alloc(self, who: int, size: int, how: int, drafts: int) -> Op:
-        limit = self.config.max_context_len if how != 28 else self.config.max_context_len + 1
+        limit = self.config.max_context_len + (how in biases.OVER_THE_ROW)
         ready = [
             name
             for name in self._in("MATCHED", "RUNNING")
             if self._unknown_left(name) and self.model.requests[name].committed_len < limit
         ]
-        if how == 31:
+        if how in biases.ANY_NAMES:
             names = [NAMES[(who + i) % N_NAMES] for i in range(size)]
             if who % 4 == 0:
                 names = names + names[:1] if who % 8 else []
             return Alloc(tuple(AllocItem(name, 1 + drafts) for name in names))
         holders = [name for name, request in self.model.requests.items() if request.row is not None]
-        if how < 26 and len(holders) == self.config.n_rows:
+        if how not in biases.ANY_ROWS and len(holders) == self.config.n_rows:
             ready = [name for name in ready if name in holders]
             if not ready:
                 return self.commit(who, 8, drafts) if self._in("IN_FLIGHT") else self.release(who, how % 23)
@@ -175,12 +177,12 @@ class Draws:
                 return Abort(stuck)  # what it matched fills a row: nothing but an end can come
             return self.submit(who, 1 + how % 3, drafts % 3 - 1, how, who, how)
         first = who % len(ready)
-        if self.may_evict_ahead and 13 <= how < 19 and (decoding := self._decoding(ready)):
+        if self.may_evict_ahead and how in biases.EVICT_AHEAD and (decoding := self._decoding(ready)):
             # what an engine may evict for and still refuse: all that decode, with as many guesses as their rows hold
             return Alloc(tuple(self._guessing(name, drafts) for name in decoding))
         batch = (ready[first:] + ready[:first])[: 1 + size % 3]
         newcomers = [name for name in batch if name not in holders]
-        if how < 26 and len(newcomers) > self.config.n_rows - len(holders):
+        if how not in biases.ANY_ROWS and len(newcomers) > self.config.n_rows - len(holders):
             batch = batch[:1]
         return Alloc(tuple(self._item(name, how, drafts) for name in batch))
 
@@ -188,16 +190,18 @@ class Draws:
         left = self._unknown_left(name)
         size = self.config.page_size
         chunks = (1, size - 1, size, size + 1)
-        known = left + 1 if how == 30 else chunks[how % 4] if 1 <= how <= 12 else left
-        known = max(1, known if how == 30 else min(known, left))
+        known = min(chunks[how % 4], left) if how in biases.CHUNK else left + (how in biases.ONE_KNOWN_TOO_MANY)
+        known = max(1, known)
         guessed: list[int] = []
-        if how == 27 and "drafts" in self.capabilities:  # no known token, or drafts behind only some of them
+        if (
+            how in biases.DRAFTS_MISPLACED and "drafts" in self.capabilities
+        ):  # no known token, or drafts behind only some of them
             return AllocItem(name, 1, (1,)) if drafts % 2 else AllocItem(name, left, (1,))
         if known == left and "drafts" in self.capabilities:
             request = self.model.requests[name]
             count = (0, 0, 1, size - 1, size, size + 1)[drafts % 6]
             room = self.config.max_context_len - request.committed_len - known
-            count = max(0, min(count, room)) if how != 29 else count
+            count = count if how in biases.DRAFTS_OVER_THE_ROW else max(0, min(count, room))
             guessed = [token_at(drafts % N_FAMILIES, len(request.tokens) + i) for i in range(count)]
         return AllocItem(name, known + len(guessed), tuple(guessed))
 
@@ -215,22 +219,34 @@ class Draws:
         flying = self._in("IN_FLIGHT")
         name = self._pick(flying, who)
         if name is None:
-            if how == 31:
+            if how in biases.NOT_IN_FLIGHT:
                 return Commit(NAMES[who % N_NAMES], 1)
-            return self.alloc(who, how, 6 + how, token)
+            return self.alloc(who, how, (6 + how) % 32, token)
         request = self.model.requests[name]
         n, n_drafts = request.in_flight_n, len(request.drafts)
         known = n - n_drafts
-        some = known + n_drafts // 2
-        none = 0 if "discards" in self.capabilities else n
-        kept = {31: n + 1, 30: -1, 29: none, 1: none, 5: none, 2: known, 6: known, 3: some, 7: some}.get(how, n)
+        kept = self._kept(how, known, n_drafts)
         may_sample = known == len(request.tokens) - request.committed_len and kept >= known
-        if how == 4:  # no sampling after the last chunk, or a token too early
+        if how in biases.SAMPLE_NOT:  # no sampling after the last chunk, or a token too early
             return Commit(name, kept, () if may_sample else (1,))
-        if how in (28, 29):  # two tokens, or one of a pass that is thrown away
-            return Commit(name, kept, (1,) * (30 - how))
+        if how in biases.SAMPLE_TWO:
+            return Commit(name, kept, (1, 1))
+        if how in biases.SAMPLE_THOUGH_NONE_KEPT:
+            return Commit(name, kept, (1,))
         pos = len(request.tokens) + max(0, kept - known)
         return Commit(name, kept, (token_at(token % N_FAMILIES, pos),) if may_sample else ())
+
+    def _kept(self, how: int, known: int, n_drafts: int) -> int:
+        """Choose how much of a pass of so many known tokens and drafts is kept."""
+        if how in biases.KEEP_ONE_TOO_MANY:
+            return known + n_drafts + 1
+        if how in biases.KEEP_BELOW_NONE:
+            return -1
+        if how in biases.KEEP_NONE and "discards" in self.capabilities:
+            return 0
+        if how in biases.KEEP_NO_DRAFT:
+            return known
+        return known + (n_drafts // 2 if how in biases.KEEP_HALF else n_drafts)
 
     def _running_or_earlier(self, who: int, refused: bool, make: Callable[[str], Op]) -> Op:
         if refused:
@@ -240,17 +256,18 @@ class Draws:
         return make(name) if name else self.commit(who, 8, who)
 
     def checkpoint(self, who: int, how: int) -> Op:
-        return self._running_or_earlier(who, how >= 22, Checkpoint)
+        return self._running_or_earlier(who, how in biases.NOT_RUNNING, Checkpoint)
 
     def release(self, who: int, how: int) -> Op:
-        return self._running_or_earlier(who, how >= 22, Release)
+        return self._running_or_earlier(who, how in biases.NOT_RUNNING, Release)
 
     def abort(self, who: int) -> Op:
-        name = self._pick(list(self.model.requests), who) or (NAMES[who % N_NAMES] if who % 8 == 7 else None)
+        name = self._pick(list(self.model.requests), who)
+        name = name or (NAMES[who % N_NAMES] if who in biases.ABORT_UNKNOWN else None)
         return Abort(name) if name else self.submit(who, who % 3, who % 3 - 1, who // 3, who, who)
 
     def retract(self, who: int, how: int) -> Op:
-        if how >= 20:
+        if how in biases.RETRACT_ANY:
             wrong = (self._in("IN_FLIGHT") or self._in("NEW")) if who % 4 else []
             return Retract(self._pick(wrong, who) or NAMES[who % N_NAMES], bool(how & 1))
         name = self._pick(self._in("MATCHED", "RUNNING"), who)
@@ -258,17 +275,17 @@ class Draws:
 
     def evict(self, pages: int, delta: int) -> Op:
         """Mostly one node, and where there is a choice: nothing else shows the order of victims."""
-        n_leaves = len(self.model.evictable_nodes())
-        if n_leaves < (2 if pages < 6 else 1) and pages < 8:
+        wanted = 0 if pages in biases.EVICT_ANYHOW else 1 if pages in biases.EVICT_FROM_ONE_LEAF else 2
+        if len(self.model.evictable_nodes()) < wanted:
             return self.release(pages, pages)
-        return Evict(1 if pages < 4 else around(pages - 5, delta, self.config.page_size))
+        return Evict(1 if pages in biases.EVICT_ONE else around(pages - 5, delta, self.config.page_size))
 
     def reset(self, who: int) -> Op:
         """While requests live, mostly bring one to its end; a cache that is drained again and again stays empty."""
         live = self._in("MATCHED", "RUNNING", "IN_FLIGHT")
-        if not live or who == 31:
+        if not live or who in biases.RESET_WHATEVER:
             return Reset()
-        if who % 4:
+        if who not in biases.END_TO_RESET:
             return self.checkpoint(who, who % 23)
         name = live[who % len(live)]
         if name in self._in("IN_FLIGHT"):

@@ -47,6 +47,11 @@ def width_of_output() -> int | None:
     return WIDTH_OF_FILES
 
 
+def make_console() -> PipeConsole:
+    """Return the console of a command. Paths, signatures and names are printed as they are: their brackets are none."""
+    return PipeConsole(highlight=False, markup=False, emoji=False, width=width_of_output())
+
+
 class Seconds(click.FloatRange):
     """A time that comes to an end: neither ``inf`` nor ``nan``, which is in every range."""
 

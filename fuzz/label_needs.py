@@ -24,14 +24,17 @@ from kvlockstep.fuzz.labels import (
     partial_last_page_at_checkpoint,
     partial_last_page_at_release,
     pass_thrown_away,
+    peek_renewed_a_victim,
     pending_abort_landed,
     pool_exactly_full,
+    private_request_published_nothing,
     reset_with_old_handles_alive,
     row_reused,
     row_rewritten_to_canonical_slots,
     same_tokens_in_two_namespaces,
     split_at_page_boundary_inside_edge,
     tail_reused_without_new_page,
+    token_of_31_bits_published,
 )
 from kvlockstep.invariants import Snapshot
 from kvlockstep.invariants.checks import hidden_parts
@@ -46,6 +49,9 @@ NEEDED_PARTS: dict[Label, tuple[str, ...]] = {
     eviction_made_parent_evictable: ("nodes",),
     eviction_skipped_locked_leaf: ("nodes", "ages", "hits", "priority"),
     **dict.fromkeys(VICTIM_CHOSEN.values(), ("nodes",)),
+    peek_renewed_a_victim: ("nodes", "ages"),
+    private_request_published_nothing: ("nodes", "requests", "ages"),
+    token_of_31_bits_published: ("nodes",),
     row_reused: ("rows", "row_generations"),
     page_reused_while_old_row_names_it: ("rows",),
     pool_exactly_full: ("free_pages",),
@@ -83,6 +89,8 @@ _OF_SHARING = (
     allocation_evicted,
     match_of_whole_prompt_minus_one,
     match_ended_inside_prompt,
+    peek_renewed_a_victim,
+    token_of_31_bits_published,
 )
 
 NEEDED_CAPABILITIES: dict[Label, tuple[str, ...]] = {
@@ -91,6 +99,7 @@ NEEDED_CAPABILITIES: dict[Label, tuple[str, ...]] = {
     **{label: ("sharing", f"policy:{policy}") for policy, label in VICTIM_CHOSEN.items()},
     draft_rejected_across_page_boundary: ("drafts",),
     pass_thrown_away: ("discards",),
+    private_request_published_nothing: ("sharing", "private"),
 }
 """Capabilities that a target must have all of, for a label to be reached on it."""
 

@@ -42,14 +42,17 @@ from kvlockstep.fuzz.ops import (
 from kvlockstep.fuzz.results import defect_of_views, is_result_of, result_words, shown
 from kvlockstep.fuzz.targets.base import AllocResult, KvTarget, Refused, RememberingTarget, Target, allowances_of
 from kvlockstep.fuzz.targets.reference import new_cache, snapshot_of
-from kvlockstep.invariants import Hold, Observation, Snapshot, Violation
+from kvlockstep.invariants import Divergence, Hold, Observation, Snapshot, Violation
 from kvlockstep.invariants.agreement import ChoiceIllegal, OutcomeDiffers, compare
-from kvlockstep.invariants.checks import run_checks
+from kvlockstep.invariants.checks import Findings, run_checks, run_every_check
 from kvlockstep.invariants.index import Index
 from kvlockstep.reference.cache import Choice, IllegalChoice
 
 _NOT_THE_TARGETS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """What is let through when a target raises it; a panic in a Rust extension is no Exception either, but is caught."""
+
+COMPARISON = 0
+"""Stands among the numbers of the laws for the comparison with the model, which is no law."""
 
 
 class TargetRaised(Violation):
@@ -79,6 +82,10 @@ class Lockstep:
     ``log`` receives each operation before it runs; ``watch`` is called with each operation and what was
     seen of it, after all checks held; with ``digest`` the whole visible history is hashed, so that two
     runs of a trace can be compared byte for byte.
+
+    ``without`` leaves out the checks of one law, 1 to 12, or the COMPARISON with the model, to learn what else
+    would catch a bug. A check that then crashes is passed over. Without the comparison the model still has to
+    follow the target; at the first operation where it cannot, the lockstep ends, and runs nothing any more.
     """
 
     def __init__(
@@ -89,6 +96,7 @@ class Lockstep:
         log: OpLog | None = None,
         watch: Watcher | None = None,
         digest: bool = False,
+        without: int | None = None,
     ) -> None:
         self.config = config
         self.target = target
@@ -105,6 +113,9 @@ class Lockstep:
         self._index: Index | None = None  # of self.now, handed on by each step to the next
         self._expected = "done"  # what the model says of the operation at hand
         self._digest = hashlib.blake2b(digest_size=16) if digest else None
+        self._without = without
+        self._lost = False  # the model cannot follow any more
+        self._findings: Findings | None = None  # of the step at which everything is to be found
 
     def digest(self) -> str:
         """Return the hash of everything seen so far: refusals, results, rows, pool."""
@@ -125,6 +136,23 @@ class Lockstep:
             ]
             raise
 
+    def run_every_law(self, op: Op) -> Findings:
+        """Run one operation as `run` does, but look on behind the first violation: all laws, then the model.
+
+        After: this lockstep is of no further use if anything was found.
+        """
+        self._findings = findings = Findings()
+        try:
+            self.run(op)
+        except Violation as violation:
+            findings.violations.append(violation)
+        except Exception as error:  # what the model is compared with may be broken in any way
+            if not findings.violations:
+                raise
+            findings.did_not_run.append(f"comparison with the model: {type(error).__name__}: {error}")
+        self._findings = None
+        return findings
+
     def _run_well_formed(self, op: Op) -> Outcome:
         """Run one operation; where anything goes wrong, look first whether the snapshot is one at all."""
         try:
@@ -139,6 +167,8 @@ class Lockstep:
         return f" lane={lane}" if lane else ""
 
     def _run(self, op: Op) -> Outcome:
+        if self._lost:
+            return Outcome(None)
         kind = kind_of(op)
         arguments = model_arguments(op)
         refusal = self.model.refusal(kind, *arguments)
@@ -181,20 +211,26 @@ class Lockstep:
                 seen.reads = cast(list[Any], self._guarded(self.runner.read_rows, self.model.requests))
             seen.pool_expected = self.runner.pool_expected
             seen.pool_got = cast(list[int] | None, self._guarded(self.runner.read_pool))
-        self._index = run_checks(seen, self._index)
-
-        if expected != seen.refused:
-            raise OutcomeDiffers(
-                f"{kind} gave different outcomes",
-                [("reference", expected or "done"), (self.target.name, seen.refused or "done")],
-                roles=(expected or "done", seen.refused or "done"),
-            )
-        if expected is None and isinstance(op, Alloc | Evict):
-            model_value = self._model_with_choices(op, seen)
-        elif seen.evicted:
-            self._adopt(op, seen)
-        self._compare_values(kind, model_value, value)
-        compare(snapshot_of(self.model), seen.now)
+        self._check(seen)
+        try:
+            if expected != seen.refused:
+                raise OutcomeDiffers(
+                    f"{kind} gave different outcomes",
+                    [("reference", expected or "done"), (self.target.name, seen.refused or "done")],
+                    roles=(expected or "done", seen.refused or "done"),
+                )
+            if expected is None and isinstance(op, Alloc | Evict):
+                model_value = self._model_with_choices(op, seen)
+            elif seen.evicted:
+                self._adopt(op, seen)
+        except Divergence:
+            if self._without != COMPARISON:
+                raise
+            self._lost = True
+            return Outcome(seen.refused, value)
+        if self._without != COMPARISON:
+            self._compare_values(kind, model_value, value)
+            compare(snapshot_of(self.model), seen.now)
 
         seen.allowed = dict(self.model.allowed - allowed_before)
         if expected is None:
@@ -202,6 +238,19 @@ class Lockstep:
         outcome = Outcome(seen.refused, value)
         self._finish(op, seen, outcome)
         return outcome
+
+    def _check(self, seen: Observation) -> None:
+        """Hold what was seen to the laws; raise the first violation, or keep all of them where all are wanted."""
+        if self._findings is None and self._without is None:
+            self._index = run_checks(seen, self._index)
+            return
+        findings = run_every_check(seen, self._without)
+        self._index = None
+        if self._findings is not None:
+            self._findings.violations += findings.violations
+            self._findings.did_not_run += findings.did_not_run
+        elif findings.violations:
+            raise findings.violations[0]
 
     def _is_settled_by_model(self, op: Op) -> bool:
         if isinstance(op, Submit):

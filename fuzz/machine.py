@@ -7,7 +7,7 @@ that needs it (``draws.py``). The machine owns no knowledge of caches: it draws,
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, Phase, seed, settings
@@ -19,23 +19,33 @@ from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.draws import N_FAMILIES, N_NAMES, NAMESPACES, Draws
 from kvlockstep.fuzz.lockstep import Lockstep
 from kvlockstep.fuzz.ops import Op
+from kvlockstep.fuzz.search import N_DRAWN
 from kvlockstep.fuzz.targets.base import PAGE_SIZES, allowances_of
+
+
+class Weight(NamedTuple):
+    """How many rules of a kind there are, and the statistic that falls when there is only one, or none of one."""
+
+    rules: int
+    statistic: str
+
 
 WEIGHTS = {
     # Of 100 operations done in a default run about 18 are alloc and 20 commit; 10 are release, which publishes,
     # and 4 abort or retract: with more of these few requests live long enough to share and to be evicted.
-    "alloc": 6,
-    "commit": 7,
-    "checkpoint": 4,
-    "match": 3,
-    "submit": 2,
-    "release": 3,
-    "evict": 3,
-    "retract": 1,
-    "peek": 3,
-    "abort": 1,
-    "reset": 1,
+    "alloc": Weight(6, "pool exactly full"),
+    "commit": Weight(7, "later chunk of a prefill"),
+    "checkpoint": Weight(4, "locked edge split"),
+    "match": Weight(3, "victim chosen among several by lru"),
+    "submit": Weight(2, "batch of two or more"),
+    "release": Weight(3, "partial last page at release"),
+    "evict": Weight(3, "eviction made parent evictable"),
+    "retract": Weight(1, "retract then rematch"),
+    "peek": Weight(3, "peek renewed a victim"),
+    "abort": Weight(1, "pending abort landed"),
+    "reset": Weight(1, "reset with old handles alive"),
 }
+"""What a weight does for its statistic shows ``benchmarks/biases.py``, as it does for the biases of `Draws`."""
 
 SHAPES = ((2, 1, 2), (1, 1, 3), (2, 2, 2), (3, 1, 4))
 """Layers, KV heads and head dim: one word a slot and several, whole ones and a cut one."""
@@ -44,7 +54,9 @@ SHAPES = ((2, 1, 2), (1, 1, 3), (2, 2, 2), (3, 1, 4))
 class Case(Protocol):
     """What a machine needs from whoever runs it.
 
-    It may also have ``options`` and ``page_sizes``: those that may be drawn for its target.
+    It may also have ``options`` and ``page_sizes``: those that may be drawn for its target; and
+    ``begin_case(drawn)``, which takes an integer below `search.N_DRAWN` and may answer with the config and the
+    operations that the next case begins with.
     """
 
     capabilities: frozenset[str]  # those with the default config: what configs are drawn from
@@ -126,11 +138,23 @@ class CacheMachine(RuleBasedStateMachine):
         switches=st.integers(0, 47),
         earlier=st.integers(0, 3),
         family=st.integers(0, 3 * N_FAMILIES - 1),
+        where=st.integers(0, N_DRAWN - 1),
     )
     def build(
-        self, page: int, pages: int, rows: int, context: int, policy: int, switches: int, earlier: int, family: int
+        self,
+        page: int,
+        pages: int,
+        rows: int,
+        context: int,
+        policy: int,
+        switches: int,
+        earlier: int,
+        family: int,
+        where: int,
     ) -> None:
-        config = self.case.config
+        begin_case = getattr(self.case, "begin_case", None)
+        known = begin_case(where) if begin_case is not None else None
+        config, ops = known or (self.case.config, ())
         if config is None:
             drawn = (page, pages, rows, context, policy, switches)
             shifted = [value + shift for value, shift in zip(drawn, _shifts(self.shift), strict=True)]
@@ -141,7 +165,9 @@ class CacheMachine(RuleBasedStateMachine):
         target = self.lockstep.target
         ahead = "evicts_before_refusal" in allowances_of(target)
         self.draws = Draws(config, self.lockstep.model, frozenset(target.capabilities), may_evict_ahead=ahead)
-        for nth in range(earlier):
+        for op in ops:
+            self.case.run(self.lockstep, op)
+        for nth in range(earlier if known is None else 0):
             self._publish_one(family + 2 * nth, nth)
 
     def _publish_one(self, family: int, nth: int) -> None:
@@ -188,12 +214,17 @@ def _rule_for(kind: str) -> Callable[..., None]:
     return apply
 
 
+def rule_name(rank: int, kind: str, copy: int) -> str:
+    """Name one of the rules of a kind, which stands at ``rank`` in WEIGHTS."""
+    return f"op_{rank:02}_{kind}_{copy}"
+
+
 # Hypothesis sorts rules by name and draws the first ones more often; so the number that begins a name puts
 # the operations that get a request furthest in front.
 for _rank, (_kind, _weight) in enumerate(WEIGHTS.items()):
-    for _copy in range(_weight):
+    for _copy in range(_weight.rules):
         _apply = _rule_for(_kind)
-        _apply.__name__ = f"op_{_rank:02}_{_kind}_{_copy}"
+        _apply.__name__ = rule_name(_rank, _kind, _copy)
         _decorate: Any = rule(**_RULES[_kind])
         setattr(CacheMachine, _apply.__name__, _decorate(_apply))
 

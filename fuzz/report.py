@@ -1,24 +1,21 @@
 """Tables and progress for people: in colour on a terminal, plain lines elsewhere."""
 
+from collections import Counter
 from collections.abc import Sequence
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from kvlockstep.fuzz.campaign import by_target, labels_at_zero, merged
+from kvlockstep.fuzz.campaign import by_target, labels_short, merged
 from kvlockstep.fuzz.crew import WorkerState
 from kvlockstep.fuzz.label_needs import PARTS_OF_NODES
 from kvlockstep.fuzz.labels import LABELS, name_of
 from kvlockstep.fuzz.ops import OPS
+from kvlockstep.fuzz.states import StateClass
 from kvlockstep.fuzz.statistics import Statistics
 from kvlockstep.fuzz.targets.base import REFUSALS
-
-if TYPE_CHECKING:  # most commands start without the catalogue of faults
-    from kvlockstep.fuzz.faults.fault import Fault
-    from kvlockstep.fuzz.faults.hunt import Hunt
 
 NARROW = 60
 """Columns below which a table has no room for sentences."""
@@ -27,10 +24,6 @@ FIRST_COLUMN = 42
 """Columns of the longest label or fact that stands before the figures of the workers."""
 
 BETWEEN_COLUMNS = 3
-
-WIDE = 108
-"""Columns that hold the longest name of a fault, its numbers and the longest name of a law."""
-
 
 FEW = 2
 """Workers of whom there is room for words in a line of progress."""
@@ -75,7 +68,7 @@ def print_run(console: Console, states: Sequence[WorkerState]) -> None:
 
     total = merged(states)
     _print_operations(console, total)
-    missed = labels_at_zero(states)
+    missed = labels_short(states)
     for part in parts:
         labels = _table("state labels", ["label", *map(_heading, part)])
         for label in LABELS:
@@ -83,6 +76,7 @@ def print_run(console: Console, states: Sequence[WorkerState]) -> None:
             style = "bold red" if label in missed else None
             labels.add_row(name, *(f"{state.statistics.labels[name]:,}" for state in part), style=style)
         console.print(labels)
+    _print_transitions(console, total)
     if total.allowances:
         _print_allowances(console, groups)
     for target, group in groups.items():
@@ -133,6 +127,31 @@ def _print_operations(console: Console, total: Statistics) -> None:
         console.print(line)
 
 
+def _print_transitions(console: Console, total: Statistics) -> None:
+    """Print how many distinct transitions each operation made, and where it was never done.
+
+    The state named is the one that operations began in most often, of those that this one never began in.
+    """
+    if not total.transitions:
+        return
+    met: Counter[StateClass] = Counter()
+    for (_, before, _), count in total.transitions.items():
+        met[before] += count
+    narrow = console.width < NARROW
+    title = f"transitions: {len(total.transitions):,} distinct, between {len(met)} classes of states"
+    table = _table(title, ["operation", "distinct", "begun in"], wrap=False)
+    if not narrow:
+        table.add_column("most frequent state it was never done in", overflow="fold")
+    for op in OPS:
+        kind = op.__name__.lower()
+        of_kind = [before for (name, before, _) in total.transitions if name == kind]
+        never = [state for state in met if state not in of_kind and state.allows(kind)]
+        example = max(never, key=lambda state: (met[state], state), default=None)
+        cells = [kind, f"{len(of_kind):,}", f"{len(set(of_kind))}"]
+        table.add_row(*cells, *([] if narrow else [f"{example} ({met[example]:,})" if example else "-"]))
+    console.print(table)
+
+
 def unobserved_lines(states: Sequence[WorkerState]) -> list[str]:
     """Say which checks could not run on what the targets show; they were skipped, not passed."""
     checks = sorted({(law, check, ", ".join(needs)) for state in states for law, check, needs in state.unobserved})
@@ -151,6 +170,7 @@ def _facts_of(state: WorkerState) -> dict[str, str]:
     share = counts.cases_under_pressure / counts.cases if counts.cases else 0.0
     return {
         "lane": state.lane or "-",
+        "canary found after": f"{state.canary.operations} ops" if state.canary and state.canary.caught else "-",
         "seconds": f"{state.seconds:.1f}",
         "operations done": f"{counts.done:,}",
         "operations done a second": f"{counts.done / state.seconds if state.seconds else 0:,.0f}",
@@ -191,37 +211,3 @@ ENDINGS = {
     "did not fail again": "it did not fail when run again",
 }
 """Why a search for a shorter trace was not finished."""
-
-
-def print_hunts(console: Console, faults: "Sequence[Fault]", hunts: "Sequence[Hunt]") -> None:
-    """Print one line a fault: the law that named it, and what its slowest seed cost.
-
-    Names are never cut, for they are pasted; on a narrow terminal the laws stand below the table.
-    """
-    narrow = console.width < WIDE
-    table = _table("faults, slowest of their seeds", ["fault", "caught", "ops", "s", "min"], wrap=False)
-    if not narrow:
-        table.add_column("named by", overflow="fold")
-    below = []
-    for fault in faults:
-        of_fault = [hunt for hunt in hunts if hunt.fault == fault.name]
-        if not of_fault:  # interrupted before it was its turn
-            continue
-        slowest = max(of_fault, key=lambda hunt: (not hunt.caught, hunt.seconds))
-        laws = ", ".join(sorted({hunt.law or hunt.trouble or "not found" for hunt in of_fault}))
-        named_by = laws + ("" if fault.lane == "torch" else f" ({fault.lane})")
-        table.add_row(
-            fault.name,
-            f"{sum(hunt.caught for hunt in of_fault)}/{len(of_fault)}",
-            f"{slowest.operations:,}",
-            f"{slowest.seconds:.1f}",
-            f"{max(hunt.minimized_len for hunt in of_fault)}",
-            *([] if narrow else [named_by]),
-            style=None if all(hunt.caught for hunt in of_fault) else "bold red",
-        )
-        if narrow:
-            below.append(f"{fault.name} named by: {named_by}")
-    console.print(table)
-    for line in below:
-        console.print(line, soft_wrap=True)
-    console.print("ops: operations until it was found; s: seconds; min: operations when minimized")

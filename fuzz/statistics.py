@@ -1,15 +1,18 @@
-"""What a run tried and reached: operations by outcome, state labels, allowances used, cases, distinct traces.
+"""What a run tried and reached: operations by outcome, state labels, transitions, allowances, cases, distinct traces.
 
 Plain counters that add up over cases and workers and travel as JSON.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvlockstep.fuzz.labels import Memory, reached
 from kvlockstep.fuzz.ops import Op
-from kvlockstep.invariants import Observation
+from kvlockstep.fuzz.search import Frontier
+from kvlockstep.fuzz.states import StateClass, Transition, situation_of, state_class
+from kvlockstep.invariants import Observation, Snapshot
 
 
 @dataclass(slots=True)
@@ -18,6 +21,8 @@ class Statistics:
 
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)  # (kind, "done" or the refusal)
     labels: Counter[str] = field(default_factory=Counter)
+    transitions: Counter[Transition] = field(default_factory=Counter)  # of operations done
+    situations: int = 0  # distinct ones that the search has met
     cases: int = 0
     cases_under_pressure: int = 0  # those that evicted, or were refused a row or pages
     distinct_cases: int = 0
@@ -35,6 +40,8 @@ class Statistics:
     def add(self, other: "Statistics") -> None:
         self.outcomes.update(other.outcomes)
         self.labels.update(other.labels)
+        self.transitions.update(other.transitions)
+        self.situations += other.situations
         self.cases += other.cases
         self.cases_under_pressure += other.cases_under_pressure
         self.distinct_cases += other.distinct_cases
@@ -47,6 +54,8 @@ class Statistics:
         return {
             "outcomes": outcomes,
             "labels": dict(sorted(self.labels.items())),
+            "transitions": [[*transition, count] for transition, count in sorted(self.transitions.items())],
+            "situations": self.situations,
             "cases": self.cases,
             "cases_under_pressure": self.cases_under_pressure,
             "distinct_cases": self.distinct_cases,
@@ -56,9 +65,12 @@ class Statistics:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Statistics":
         outcomes = {(kind, outcome): n for kind, row in data["outcomes"].items() for outcome, n in row.items()}
+        transitions = {(kind, StateClass(*a), StateClass(*b)): n for kind, a, b, n in data["transitions"]}
         return cls(
             Counter(outcomes),
             Counter(data["labels"]),
+            Counter(transitions),
+            data["situations"],
             data["cases"],
             data["cases_under_pressure"],
             data["distinct_cases"],
@@ -67,18 +79,39 @@ class Statistics:
 
 
 class CaseWatcher:
-    """Counts one case into ``statistics``; pass it to a Lockstep as ``watch``."""
+    """Counts one case into ``statistics``; pass it to a Lockstep as ``watch``.
 
-    def __init__(self, statistics: Statistics, memory: Memory) -> None:
+    With a ``frontier`` the situations of the case are noted there: ``ops`` is the list that grows as the case runs.
+    """
+
+    def __init__(
+        self, statistics: Statistics, memory: Memory, frontier: Frontier | None = None, ops: Sequence[Op] = ()
+    ) -> None:
         self.statistics = statistics
         self.memory = memory
+        self.frontier = frontier
+        self.ops = ops
         self.under_pressure = False
+        self._last: tuple[Snapshot, StateClass] | None = None
         statistics.cases += 1
 
     def __call__(self, op: Op, seen: Observation) -> None:
         self.statistics.outcomes[seen.kind, seen.refused or "done"] += 1
-        self.statistics.labels.update(reached(seen, self.memory))
+        labels = reached(seen, self.memory)
+        self.statistics.labels.update(labels)
         self.statistics.allowances.update(seen.allowed)
+        before, after = self._class_of(seen.before), self._class_of(seen.now)
+        if seen.refused is None:
+            self.statistics.transitions[seen.kind, before, after] += 1
+        if self.frontier is not None:
+            situation = situation_of(seen, labels, self.memory.config, before, after)
+            self.statistics.situations += self.frontier.meet(situation, self.memory.config, self.ops)
         if not self.under_pressure and (seen.evicted or seen.refused in ("OutOfPages", "OutOfRows")):
             self.under_pressure = True
             self.statistics.cases_under_pressure += 1
+
+    def _class_of(self, snapshot: Snapshot) -> StateClass:
+        """Tell the class of a snapshot; the one after an operation is the one before the next."""
+        if self._last is None or self._last[0] is not snapshot:
+            self._last = snapshot, state_class(snapshot)
+        return self._last[1]

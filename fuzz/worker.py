@@ -14,28 +14,30 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, cast
 
 from hypothesis.errors import FlakyStrategyDefinition
 
+from kvlockstep.fuzz.canary import RepeatsWriteSlot, look_for_canary
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.describe import as_sentence, signature_of
 from kvlockstep.fuzz.failures import current_path, store_failure
 from kvlockstep.fuzz.label_needs import LARGER_PAGES, hidden_from_labels
 from kvlockstep.fuzz.labels import Memory
-from kvlockstep.fuzz.lockstep import Lockstep
+from kvlockstep.fuzz.lockstep import Lockstep, Watcher
 from kvlockstep.fuzz.minimize import Minimizer
 from kvlockstep.fuzz.ops import Op, kind_of
 from kvlockstep.fuzz.registry import Factory, TargetUnusable, cannot_be_seen, choose_lane, factory_for
 from kvlockstep.fuzz.replay import failing_signature
+from kvlockstep.fuzz.search import Frontier
 from kvlockstep.fuzz.statistics import CaseWatcher, Statistics
-from kvlockstep.fuzz.targets.base import allowances_of, options_of, page_sizes_of
+from kvlockstep.fuzz.targets.base import Target, allowances_of, options_of, page_sizes_of
 from kvlockstep.fuzz.trace import Header, Trace, TraceWriter
 from kvlockstep.invariants import Snapshot, Violation
-from kvlockstep.invariants.checks import HARNESS_PARTS, Check, unobserved
+from kvlockstep.invariants.checks import HARNESS_PARTS, Check, Findings, unobserved
 
 Report = Callable[..., None]
 
@@ -59,6 +61,9 @@ class Order:
     fault: str | None = None
     minimize_seconds: float = 30.0
     steps: int = 90  # operations in a case, at most
+    canary: bool = True  # look for it first
+    learn: bool = True  # begin cases where earlier ones met something rare
+    without: int | None = None  # the law that is left out; see Lockstep
 
 
 class CaseStopped(BaseException):
@@ -80,6 +85,8 @@ class Worker:
         self.page_sizes = page_sizes_of(probe)
         self.lane = getattr(probe, "lane", None)
         self.statistics = Statistics()
+        self.frontier = Frontier() if order.learn else None
+        self._target = probe
         self.ops: list[Op] = []
         self.header = self._header(CacheConfig())
         self.log = TraceWriter(current_path(Path(order.out), order.name), self.header)
@@ -111,16 +118,26 @@ class Worker:
         self._count_case()
         self.ops = []
         self.header = self._header(config)
+        watch = CaseWatcher(self.statistics, Memory(config), self.frontier, self.ops)
         with self._stopping_at_trouble():
-            self.log.restart(self.header)
-            target = self.factory(config)
+            target = self._target = self._begin(config)
             self.statistics.allowances.update(dict.fromkeys(allowances_of(target), 0))
-            watch = CaseWatcher(self.statistics, Memory(config))
-            try:
-                lockstep = Lockstep(config, target, log=self.log, watch=watch)
-            except Exception as error:  # so far it has only looked at the target
-                raise cannot_be_seen(self.order.target, config, error) from error
-        return lockstep
+            return self._lockstep(config, target, watch)
+
+    def begin_case(self, drawn: int) -> tuple[CacheConfig, tuple[Op, ...]] | None:
+        """Say where a case shall begin; see `machine.Case`."""
+        return self.frontier.begin(drawn) if self.frontier is not None else None
+
+    def _begin(self, config: CacheConfig) -> Target:
+        """Make a target for a case, whose trace begins."""
+        self.log.restart(self._header(config))
+        return self.factory(config)
+
+    def _lockstep(self, config: CacheConfig, target: Target, watch: Watcher | None = None) -> Lockstep:
+        try:
+            return Lockstep(config, target, log=self.log, watch=watch, without=self.order.without)
+        except Exception as error:  # so far it has only looked at the target
+            raise cannot_be_seen(self.order.target, config, error) from error
 
     @contextmanager
     def _stopping_at_trouble(self) -> Iterator[None]:
@@ -174,7 +191,8 @@ class Worker:
 
     def facts(self) -> dict[str, Any]:
         """What a report says of the run so far."""
-        return {
+        reached = {"reached": getattr(self._target, "reached", None)} if self.order.fault else {}
+        return reached | {
             "seconds": self.elapsed,
             "statistics": self.statistics.to_json(),
             "unobserved": [[check.law, name, check.needs] for name, check in self._unobserved.items()],
@@ -182,9 +200,14 @@ class Worker:
         }
 
     def fuzz(self) -> None:
-        """Run cases until the budget is spent or one fails; then store and minimize the failure."""
+        """Run cases until the budget is spent or one fails; then store and minimize the failure. The canary is first.
+
+        Raises what the target's factory raises.
+        """
         from kvlockstep.fuzz.machine import run_cases
 
+        if self.order.canary:
+            self._release_canary()
         batch = 0
         while not (self._spent or self._violation or self._trouble):
             try:
@@ -201,6 +224,15 @@ class Worker:
         self._count_case()
         self.report("end", **self.facts())
 
+    def _release_canary(self) -> None:
+        """Look for the canary on targets of this factory, and report what came of it."""
+
+        def start(config: CacheConfig) -> Lockstep:
+            return self._lockstep(config, cast(Target, RepeatsWriteSlot(self._begin(config))))
+
+        promised = self.capabilities, self.page_sizes, self.options
+        self.report("canary", **asdict(look_for_canary(promised, start, self.order.seed)))
+
     def _settle(self, violation: Violation) -> None:
         found_after, n_done = self.elapsed, self.statistics.done
         ops, config = tuple(self.ops), self.header.config
@@ -213,6 +245,9 @@ class Worker:
         folder = store_failure(out, found, found, str(violation), self._still_fails)
         facts = {"signature": signature, "seconds": found_after, "operations": n_done, "found_len": len(ops)}
         self.report("found", folder=str(folder), text=str(violation), **facts)
+        findings = self._findings_of(config, ops)
+        facts["laws"] = list(dict.fromkeys(type(one).__name__ for one in findings.violations))
+        facts["did_not_run"] = findings.did_not_run
 
         seconds = self.order.minimize_seconds
         minimizer = self._minimizer = Minimizer(config, ops, self.factory, signature, seconds=seconds)
@@ -238,13 +273,23 @@ class Worker:
 
     def _violation_of(self, config: CacheConfig, ops: Sequence[Op]) -> Violation | None:
         """Run the minimized trace once more, for a text with its own numbers."""
-        lockstep = Lockstep(config, self.factory(config))
+        lockstep = Lockstep(config, self.factory(config), without=self.order.without)
         try:
             for op in ops:
                 lockstep.run(op)
         except Violation as violation:
             return violation
         return None
+
+    def _findings_of(self, config: CacheConfig, ops: Sequence[Op]) -> Findings:
+        """Run the trace once more, and learn all that its last operation shows; nothing, if it does not come so far."""
+        lockstep = Lockstep(config, self.factory(config), without=self.order.without)
+        try:
+            for op in ops[:-1]:
+                lockstep.run(op)
+        except Violation:  # otherwise than it was found, so it is no state to learn from
+            return Findings()
+        return lockstep.run_every_law(ops[-1])
 
 
 def take_over_stdout() -> Report:

@@ -3,7 +3,8 @@
 The two on padding, of law 9, come right after the charter's: they speak of owners too, and what
 they find would otherwise first show as sizes that do not add up.
 
-The first violation is raised and the rest is not looked at: later checks may rely on earlier ones.
+The first violation is raised and the rest is not looked at: later checks may rely on earlier ones. To learn
+which laws speak for a defect, `run_every_check` looks on, and lists the checks that then could not run.
 A check names the parts of a snapshot that it needs; where one of them is not observed it does not
 run, and `unobserved` lists it, so that nobody counts it as passed.
 
@@ -11,7 +12,7 @@ Not verified here: that the checks find what they claim to; the tests show each 
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from kvlockstep.invariants import (
@@ -134,18 +135,50 @@ def run_checks(observation: Observation, before: Index | None = None) -> Index:
     Who runs one operation after the other hands that index back as the next one's ``before``, which
     saves building it again.
     """
-    missing = hidden_parts(observation.now)
-    if not observation.fingerprints:
-        missing.add("fingerprints")
     seen = Seen(observation, before)
-    for check in _that_need_none_of(frozenset(missing)):
-        check(seen)
+    for check in _that_need_none_of(_missing_in(observation)):
+        check.function(seen)
     return seen.now
 
 
+@dataclass(slots=True)
+class Findings:
+    """Every violation of one step, in the order of CHECKS, and the checks that a broken snapshot made crash."""
+
+    violations: list[Violation] = field(default_factory=list)
+    did_not_run: list[str] = field(default_factory=list)  # "name of the check: what it raised"
+
+
+def run_every_check(observation: Observation, without: int | None = None) -> Findings:
+    """Run every check, also behind the first violation; those of the law ``without`` are left out.
+
+    A check may rely on laws that come before it. One that crashes where such a law does not hold says nothing of
+    its own law: it did not run.
+    """
+    findings = Findings()
+    seen = Seen(observation)
+    for check in _that_need_none_of(_missing_in(observation)):
+        if check.law == without:
+            continue
+        try:
+            check.function(seen)
+        except Violation as violation:
+            findings.violations.append(violation)
+        except Exception as error:
+            findings.did_not_run.append(f"{check.name}: {type(error).__name__}: {error}")
+    return findings
+
+
+def _missing_in(observation: Observation) -> frozenset[str]:
+    missing = hidden_parts(observation.now)
+    if not observation.fingerprints:
+        missing.add("fingerprints")
+    return frozenset(missing)
+
+
 @lru_cache(maxsize=64)
-def _that_need_none_of(missing: frozenset[str]) -> tuple[Callable[[Seen], None], ...]:
-    return tuple(check.function for check in CHECKS if missing.isdisjoint(check.needs))
+def _that_need_none_of(missing: frozenset[str]) -> tuple[Check, ...]:
+    return tuple(check for check in CHECKS if missing.isdisjoint(check.needs))
 
 
 def unobserved(snapshot: Snapshot, harness_parts: Collection[str] = HARNESS_PARTS) -> list[Check]:

@@ -520,11 +520,13 @@ def test_every_message_of_the_guide_is_given():
 
 def verdicts_of_short_runs():
     """What is said of a run that was slow and reached little, and of one whose failure did not come again."""
+    from kvlockstep.fuzz.canary import Canary
     from kvlockstep.fuzz.crew import WorkerState
     from kvlockstep.fuzz.worker import Order
 
     order = Order("my_target:make", None, 5.0, 0, "out", "my_target")
-    slow, flaky = WorkerState(order), WorkerState(order)
+    found = Canary("WriteSlotRepeated", 13, 0.1)
+    slow, flaky = WorkerState(order, canary=found), WorkerState(order, canary=found)
     slow.statistics = Statistics(cases=1, cases_under_pressure=1)
     slow.statistics.outcomes["alloc", "done"] = 700
     slow.capabilities = ["no_sharing"]

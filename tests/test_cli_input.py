@@ -231,7 +231,7 @@ def test_gzip_bomb_is_refused_early_in_little_memory(tmp_path):
             "target 'my cache:make': expected at most 200 letters, digits and _.:-",
         ),
         (["fuzz", "--fault", "abort-keeps-lok"], "unknown fault 'abort-keeps-lok': did you mean abort-keeps-lock"),
-        (["faults", "--only", "xyz"], "unknown fault 'xyz': expected one of lock-only-last-node, "),
+        (["faults", "--only", "xyz"], "unknown fault 'xyz': expected null or one of lock-only-last-node, "),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
 )

@@ -1,6 +1,5 @@
 """What the command prints where nobody can read it, on small and colourless terminals, and about this machine."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,12 +9,10 @@ import pytest
 from kvlockstep.fuzz import doctor
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.doctor import targets_here
-from kvlockstep.fuzz.faults import FAULTS as CATALOGUE
-from kvlockstep.fuzz.faults.hunt import Hunt
 from kvlockstep.fuzz.ops import Match, Submit
 from kvlockstep.fuzz.trace import Header, Trace, write_trace
 
-CLEAN, VIOLATION, USAGE, UNKNOWN, BROKEN, INTERRUPTED = 0, 1, 2, 10, 12, 130
+CLEAN, USAGE, UNKNOWN, BROKEN = 0, 2, 10, 12
 COMMAND = [sys.executable, "-m", "kvlockstep"]
 
 
@@ -109,89 +106,6 @@ def test_doctor_says_what_runs_here_and_what_to_do_about_the_rest(tmp_path):
         assert "KVLOCKSTEP_SGLANG_PYTHON is 'absent', which is no program" in found[subject]
     assert "package.module:factory" in found["your own"]
     assert os.listdir(tmp_path) == []
-
-
-def hunts(*results, interrupted=False):
-    def hunt_all(faults, seeds, seconds, jobs):
-        yield from results
-        if interrupted:
-            raise KeyboardInterrupt
-
-    return hunt_all
-
-
-CAUGHT = Hunt("abort-keeps-lock", 0, True, "LockCountWrong", "LockCountWrong.abort", 300, 1.5, 40, 6)
-MISSED = Hunt("abort-keeps-lock", 1, False, seconds=60.0)
-FAULTS = ["faults", "--only", "abort-keeps-lock", "--only", "lock-only-last-node"]
-
-
-@pytest.mark.parametrize(
-    ("hunt_all", "code", "said"),
-    [
-        (hunts(CAUGHT), CLEAN, "1/2  abort-keeps-lock seed 0: LockCountWrong\n"),
-        (hunts(CAUGHT, MISSED), VIOLATION, "2/2  abort-keeps-lock seed 1: not found\n"),
-        (hunts(CAUGHT, interrupted=True), INTERRUPTED, "interrupted after 1 of 2\n"),
-    ],
-)
-def test_faults_end_with_a_table_of_what_was_found_so_far(monkeypatch, capsys, tmp_path, hunt_all, code, said):
-    from kvlockstep.fuzz import cli
-
-    monkeypatch.setattr("kvlockstep.fuzz.faults.hunt.hunt_all", hunt_all)
-    monkeypatch.setattr(sys, "argv", ["kvlockstep", *FAULTS, "--seeds", "1", "--json", str(tmp_path / "f.json")])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    out = capsys.readouterr().out
-
-    assert stopped.value.code == code
-    assert said in out
-    assert "faults, slowest of their seeds" in out
-    assert json.loads((tmp_path / "f.json").read_text())[0]["law"] == "LockCountWrong"
-
-
-LONGEST = max(CATALOGUE, key=len)
-PRINT_TABLE = f"""
-from kvlockstep.fuzz import cli
-from kvlockstep.fuzz.faults import FAULTS
-from kvlockstep.fuzz.faults.hunt import Hunt
-chosen = [FAULTS[name] for name in ({LONGEST!r}, "abort-keeps-lock")]
-results = [Hunt(fault.name, 0, True, law, law, 123456, 59.9, 400, 38)
-    for fault in chosen for law in ("RowOffCanonicalPath", "EvictableClaimWrong")]
-cli.print_hunts(cli.console, chosen, results)
-"""
-
-
-@pytest.mark.parametrize("columns", [None, "80", "100", "40"])
-def test_faults_in_a_pipe_keep_names_whole_and_say_which_law_named_them(columns):
-    environ = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    environ |= {"COLUMNS": columns} if columns else {}
-    out = subprocess.run(
-        [sys.executable, "-c", PRINT_TABLE], env=environ, capture_output=True, text=True, check=True
-    ).stdout
-
-    assert out.count("EvictableClaimWrong, ") == out.count("RowOffCanonicalPath") == 2
-    for name in (LONGEST, "abort-keeps-lock"):
-        (line, *_) = [line for line in out.splitlines() if name in line]
-        if columns != "40":
-            assert line.split()[:5] == [name, "2/2", "123,456", "59.9", "38"]
-    if columns != "40":
-        assert " fault caught ops s min " in " ".join(out.split())
-
-
-@pytest.mark.parametrize("path", ["/dev/full", "absent/f.json"])
-def test_faults_name_the_file_that_could_not_be_written(monkeypatch, capsys, tmp_path, path):
-    from kvlockstep.fuzz import cli
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("kvlockstep.fuzz.faults.hunt.hunt_all", hunts(CAUGHT))
-    monkeypatch.setattr(sys, "argv", ["kvlockstep", *FAULTS, "--seeds", "1", "--json", path])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    out, err = capsys.readouterr()
-
-    assert stopped.value.code == BROKEN
-    assert err.startswith(f"kvlockstep: --json {path}: No s")
-    assert err.count("\n") == 1
-    assert ("LockCountWrong" in out) == (path == "/dev/full"), "a folder that is absent is found out before the hunt"
 
 
 def failing_probe(command, **options):

@@ -23,8 +23,9 @@ def worker(name="torch", done=20_000, missed=(), capabilities=ALL, unobserved=()
     state = WorkerState(Order("gpu_impl", "torch", 60.0, 0, "out", name))
     statistics = Statistics(cases=10, cases_under_pressure=5, distinct_cases=9)
     statistics.outcomes.update({("alloc", "done"): done, ("alloc", "OutOfPages"): 1234, ("peek", "UnknownRequest"): 7})
-    statistics.labels.update({name_of(label): 5 for label in LABELS if name_of(label) not in missed})
+    statistics.labels.update({name_of(label): done for label in LABELS if name_of(label) not in missed})
     follow(state, {"event": "ready", "lane": "torch", "capabilities": list(capabilities)})
+    follow(state, {"event": "canary", "law": "WriteSlotRepeated", "operations": 13, "seconds": 0.1})
     facts = {
         "seconds": 60.0,
         "statistics": statistics.to_json(),

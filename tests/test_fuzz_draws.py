@@ -201,7 +201,7 @@ def test_each_switch_is_drawn_with_each_other():
 def test_each_rule_has_a_weight_and_a_draw():
     rules = [name.split("_")[2] for name in vars(CacheMachine) if name.startswith("op_")]
 
-    assert {kind: rules.count(kind) for kind in rules} == WEIGHTS
+    assert {kind: rules.count(kind) for kind in rules} == {kind: weight.rules for kind, weight in WEIGHTS.items()}
     assert {op.__name__.lower() for op in OPS} == set(WEIGHTS) == set(_RULES)
 
 

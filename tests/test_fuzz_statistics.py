@@ -5,6 +5,7 @@ import json
 import pytest
 
 from kvlockstep.fuzz.campaign import merged, remarks, shortfalls, verdict_of
+from kvlockstep.fuzz.canary import Canary
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.crew import WorkerState, follow
 from kvlockstep.fuzz.exits import BROKEN, CLEAN, CRASHED, UNKNOWN, USAGE, VIOLATION
@@ -30,16 +31,19 @@ def good_statistics(done=20_000, cases=100):
     statistics = Statistics(cases=cases, cases_under_pressure=cases // 2, distinct_cases=cases)
     statistics.outcomes["alloc", "done"] = done
     statistics.outcomes["alloc", "OutOfPages"] = 7
-    statistics.labels.update(name_of(label) for label in LABELS)
+    statistics.labels.update({name_of(label): done for label in LABELS})
     return statistics
 
 
 CAPABILITIES = sorted({name for names in NEEDED_CAPABILITIES.values() for name in names})
 
 
+FOUND = Canary("WriteSlotRepeated", 13, 0.1)
+
+
 def worker(lane="torch", **known):
     order = Order("gpu_impl", lane, 60.0, 0, "out", lane or "worker")
-    usual = {"statistics": good_statistics(), "ended": True, "capabilities": CAPABILITIES}
+    usual = {"statistics": good_statistics(), "ended": True, "capabilities": CAPABILITIES, "canary": FOUND}
     return WorkerState(order, lane, **{**usual, **known})
 
 
@@ -62,7 +66,7 @@ def test_statistics_add_up():
     assert total.done == one.done + other.done == 6 + 20_000
     assert total.refused == one.refused + other.refused == 1 + 7
     assert total.outcomes["alloc", "done"] == 20_001
-    assert total.labels["out of rows"] == one.labels["out of rows"] + 1 == 2
+    assert total.labels["out of rows"] == one.labels["out of rows"] + 20_000 == 20_001
     assert (total.cases, total.cases_under_pressure, total.distinct_cases) == (101, 51, 100)
 
 
@@ -303,7 +307,7 @@ def state_of_run(factory, out, accepted, batches=10):
     """Run batches of cases as a worker does, until all is clean: how far that is depends on no clock."""
     order = Order("mine:make", None, 600.0, 0, str(out), "worker")
     work = Worker(order, factory, lambda event, **facts: None)
-    state = WorkerState(order)
+    state = WorkerState(order, canary=FOUND)
     follow(state, {"event": "ready", "lane": work.lane, "capabilities": sorted(work.capabilities)})
     for batch in range(batches):
         run_cases(work, batch, n_cases=20, steps=90)

@@ -170,9 +170,10 @@ def state_of(target, lane, name, done=20_000, missed=(), ended=True):
     state = WorkerState(Order(target, lane, 60.0, 0, "out", name))
     statistics = Statistics(cases=10, cases_under_pressure=5, distinct_cases=9)
     statistics.outcomes.update({("alloc", "done"): done})
-    statistics.labels.update({name_of(label): 5 for label in LABELS if name_of(label) not in missed})
+    statistics.labels.update({name_of(label): done for label in LABELS if name_of(label) not in missed})
     capabilities = ["drafts", "namespaces", "sharing"]
     follow(state, {"event": "ready", "lane": lane, "capabilities": capabilities})
+    follow(state, {"event": "canary", "law": "WriteSlotRepeated", "operations": 13, "seconds": 0.1})
     facts = {"seconds": 60.0, "statistics": statistics.to_json(), "unobserved": [], "hidden": []}
     follow(state, {"event": "end" if ended else "progress", **facts})
     return state

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from kvlockstep.fuzz.campaign import labels_at_zero, merged, remarks
+from kvlockstep.fuzz.campaign import labels_short, merged, remarks
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.crew import WorkerState, follow
 from kvlockstep.fuzz.describe import describe_config
@@ -447,13 +447,13 @@ def test_allowances_survive_json_with_those_that_were_not_used():
 
 def test_splits_are_not_required_where_every_page_is_a_node(tmp_path):
     state = state_of(PagesAreNodes, tmp_path)
-    missed = {name_of(label) for label in labels_at_zero([state])}
+    missed = {name_of(label) for label in labels_short([state])}
     splits = {"edge split", "locked edge split", "split at page boundary inside edge"}
 
     assert [state.statistics.labels[name] for name in splits] == [0, 0, 0]
     assert missed.isdisjoint(splits)
     state.statistics.allowances.clear()
-    assert {name_of(label) for label in labels_at_zero([state])} == missed | splits
+    assert {name_of(label) for label in labels_short([state])} == missed | splits
 
 
 class PagesOfOne(ReferenceTarget):
@@ -465,7 +465,7 @@ def test_partial_pages_are_not_required_where_pages_have_one_token(tmp_path):
     names = [name_of(label) for label in LABELS if label in NEED_LARGER_PAGES]
 
     assert [state.statistics.labels[name] for name in names] == [0] * 4
-    assert {name_of(label) for label in labels_at_zero([state])}.isdisjoint(names)
+    assert {name_of(label) for label in labels_short([state])}.isdisjoint(names)
     assert remarks([state])[:-1] == [f"label not observable: {name} (needs {LARGER_PAGES})" for name in names]
 
 
@@ -525,7 +525,7 @@ def test_target_that_can_throw_nothing_away_and_has_no_drafts_reuses_no_tail(tmp
     names = ["tail reused without new page", "pass thrown away", "draft rejected across page boundary"]
 
     assert [state.statistics.labels[name] for name in names] == [0, 0, 0]
-    assert {name_of(label) for label in labels_at_zero([state])}.isdisjoint(names)
+    assert {name_of(label) for label in labels_short([state])}.isdisjoint(names)
     assert "not draw" in remarks([state])[-1]
     assert remarks([state])[-1].endswith("drafts, discards")
 

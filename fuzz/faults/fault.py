@@ -32,15 +32,37 @@ KINDS = (
 )
 """The kinds of public bugs that recur, the most frequent first; the last two are rarer but show others' damage."""
 
+NEEDS = (
+    "two features together",
+    "three requests",
+    "page reused by a third request",
+    "balanced totals with two owners",
+    "off by one only at kP",
+    "only the second chunk",
+    "only after a split of a locked edge",
+    "only after reset",
+    "only when the pool is exactly full",
+)
+"""What it takes to see a bug that is hard to see: without it, nothing that the cache does or shows is wrong.
+
+"Page reused by a third request": the mistake harms only once another request holds what it confuses. "Balanced totals":
+a wrong free that a wrong keep makes up for, so that sums show nothing. "kP": a length that is a multiple of the page
+size. "Second chunk": a later pass of an admission, or its second publication.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A bug planted by hand. ``kind`` is one of KINDS; ``bug`` names one where the fault is modelled on it."""
+    """A bug planted by hand. ``kind`` is one of KINDS, and ``needs``, if any, are of NEEDS.
+
+    ``bug`` names a public one where the fault is modelled on it.
+    """
 
     name: str
     story: str  # one sentence a newcomer understands
     kind: str
-    laws: tuple[str, ...]  # the one to three violation classes that may name it; Divergence stands for all of its kind
+    laws: tuple[str, ...]  # the one or two violation classes that may name it; Divergence stands for all of its kind
+    needs: tuple[str, ...] = ()
     bug: str | None = None  # project and number
     lane: str = "torch"  # the lane on which it is looked for; a fault in kernel source needs "interpret"
     target: str = "gpu_impl"

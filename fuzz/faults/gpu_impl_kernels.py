@@ -1,4 +1,7 @@
-"""Faults in the kernels of `gpu_impl`; the torch twins do not have them, so they are looked for interpreted."""
+"""Faults in what `gpu_impl` does on the device.
+
+The torch twins do not have those in the kernels, so these are looked for interpreted.
+"""
 
 from kvlockstep.fuzz.faults.fault import SourceFault
 
@@ -36,13 +39,35 @@ KERNEL_FAULTS = (
         lane="interpret",
     ),
     SourceFault(
-        name="kernel-search-one-step-short",
-        story="The kernel that expands pages searches its run one step too few unless the runs are a power of two.",
-        kind="page versus token units",
+        name="kernel-layers-half-a-plane-apart",
+        story="The kernel that reads KV takes a layer to be as large as its keys, and reads values of the one before.",
+        kind="component or tier not valid together",
         module="kernels.py",
-        old="        (n_runs - 1).bit_length(),\n",
-        new="        n_runs.bit_length() - 1,\n",
-        laws=("WriteSlotIllegal", "WriteSlotRepeated", "PageLeaked"),
+        old="    source = (layer * 2 * n_slots + slot) * WORDS + word\n",
+        new="    source = (layer * n_slots + slot) * WORDS + word\n",
+        laws=("ContentWrong",),
         lane="interpret",
+    ),
+    SourceFault(
+        name="decode-writes-keys-as-values",
+        story="A pass of a single token, as in decode, writes its keys in place of its values too.",
+        kind="component or tier not valid together",
+        module="device.py",
+        old="self._as_words(k), self._as_words(v))",
+        new="self._as_words(k), self._as_words(v if len(slots) > 1 else k))",
+        laws=("ContentWrong",),
+    ),
+    SourceFault(
+        name="padding-written-to-last-slot",
+        story="A pass of an odd number of tokens is padded, and the padding is written to the last slot of the pool.",
+        kind="stale entry in a side table after recycling",
+        bug="vllm-project/vllm#43810",
+        module="device.py",
+        old="        if slots.shape[0]:\n",
+        new="        if slots.shape[0] % 2:\n"
+        "            slots = torch.cat((slots, slots.new_tensor([self.kv_pool.shape[2] - 1])))\n"
+        "            k, v = torch.cat((k, k[:, -1:]), dim=1), torch.cat((v, v[:, -1:]), dim=1)\n"
+        "        if slots.shape[0]:\n",
+        laws=("SlotChangedOutsideWriteSet", "ContentWrong"),
     ),
 )

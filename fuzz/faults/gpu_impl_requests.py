@@ -31,6 +31,7 @@ REQUEST_FAULTS = (
         old="            self.free_pages.give_back(own_pages[: len(canonical)])",
         new="            self.free_pages.give_back(canonical)",
         laws=("PageOwnedTwice",),
+        needs=("balanced totals with two owners",),
     ),
     SourceFault(
         name="duplicates-freed-from-wrong-end",
@@ -41,6 +42,7 @@ REQUEST_FAULTS = (
         old="            self.free_pages.give_back(own_pages[: len(canonical)])",
         new="            self.free_pages.give_back(own_pages[len(own_pages) - len(canonical) :])",
         laws=("PageOwnedTwice",),
+        needs=("balanced totals with two owners",),
     ),
     SourceFault(
         name="partial-page-freed-twice",
@@ -92,6 +94,7 @@ REQUEST_FAULTS = (
         old="        self.tree.clear()",
         new="        self.tree.clear()\n        self.free_pages = FreeStack(self.config.n_pages)",
         laws=("GenerationLowered", "GenerationNotRaised"),
+        needs=("only after reset",),
     ),
     SourceFault(
         name="rejected-draft-tail-leaked",
@@ -134,6 +137,7 @@ REQUEST_FAULTS = (
         old="        if need > len(self.free_pages) + self.tree.evictable:",
         new="        if need and need >= len(self.free_pages) + self.tree.evictable:",
         laws=("AllocPromiseBroken",),
+        needs=("only when the pool is exactly full",),
     ),
     SourceFault(
         name="published-before-computed",
@@ -165,6 +169,7 @@ REQUEST_FAULTS = (
         old="        if live.abort_pending:\n",
         new="        if live.abort_pending and not sampled:\n",
         laws=("RequestsDiffer",),
+        needs=("two features together",),
     ),
     SourceFault(
         name="prefix-missing-in-new-row",
@@ -185,6 +190,7 @@ REQUEST_FAULTS = (
         old="            pages_to_take(request.committed_len, item.n, request.allocated_len, page_size)",
         new="            pages_to_take(request.committed_len, item.n, request.committed_len, page_size)",
         laws=("PageLeaked", "AllocPromiseBroken"),
+        needs=("only the second chunk",),
     ),
     SourceFault(
         name="page-taken-early-at-boundary",
@@ -195,6 +201,7 @@ REQUEST_FAULTS = (
         old="    return max(0, pages_spanned(committed_len + n, page_size) - ",
         new="    return max(0, whole_pages(committed_len + n, page_size) + 1 - ",
         laws=("PageLeaked", "AllocPromiseBroken"),
+        needs=("off by one only at kP",),
     ),
     SourceFault(
         name="match-leaves-nothing-to-compute",
@@ -205,6 +212,7 @@ REQUEST_FAULTS = (
         old="else max(0, n_tokens - 1)",
         new="else n_tokens",
         laws=("MatchTooLong",),
+        needs=("off by one only at kP",),
     ),
     SourceFault(
         name="refusal-evicts-all-the-same",
@@ -225,6 +233,7 @@ REQUEST_FAULTS = (
         new="        just_fits = need == len(self.free_pages)\n"
         "        evicted = self._evict_pages(need - len(self.free_pages) + just_fits)",
         laws=("OutcomeDiffers",),
+        needs=("only when the pool is exactly full",),
     ),
     SourceFault(
         name="third-request-gets-part-of-second",
@@ -235,6 +244,7 @@ REQUEST_FAULTS = (
         old="        self.offsets.append(self.offsets[-1] + self.lengths[-1] if self.offsets else 0)",
         new="        self.offsets.append(len(self.offsets) - 1 + self.lengths[0] if self.offsets else 0)",
         laws=("WriteSlotRepeated",),
+        needs=("three requests",),
     ),
     SourceFault(
         name="matched-request-publishes-at-retract",
@@ -244,5 +254,133 @@ REQUEST_FAULTS = (
         old="        if publish and live.state == RUNNING:",
         new="        if publish:",
         laws=("TreeDiffers", "AgeOrderDiffers"),
+        needs=("two features together",),
+    ),
+    SourceFault(
+        name="thrown-away-pass-counts-as-computed",
+        story="A pass that is thrown away counts as computed as far as its known tokens go.",
+        kind="published before written",
+        bug="vllm-project/vllm#49250",
+        module="cache.py",
+        old="        if kept:\n",
+        new="        kept = kept or n_known\n        if kept:\n",
+        laws=("RequestsDiffer",),
+    ),
+    SourceFault(
+        name="pair-with-sampled-token-published",
+        story="In bigram mode a publication takes a pair along whose second token was sampled and is not computed yet.",
+        kind="published before written",
+        bug="sgl-project/sglang#24371",
+        module="cache.py",
+        old="        end = published_len(live.committed_len, live.protected_len,",
+        new="        n_written = live.committed_len\n"
+        "        if self.config.bigram and len(live.tokens) > n_written:\n"
+        "            n_written += 1\n"
+        "        end = published_len(n_written, live.protected_len,",
+        laws=("Divergence",),
+        needs=("two features together", "off by one only at kP"),
+    ),
+    SourceFault(
+        name="rejected-draft-published-for-sampled-token",
+        story="After a rejection the draft that was refused is remembered in place of the token sampled instead.",
+        kind="published before written",
+        bug="vllm-project/vllm#57128",
+        module="cache.py",
+        old="            live.tokens.extend(sampled)\n",
+        new="            live.tokens.extend(live.drafts[kept - n_known :][: len(sampled)] or sampled)\n",
+        laws=("Divergence",),
+        needs=("two features together",),
+    ),
+    SourceFault(
+        name="short-pass-lowers-allocated-len",
+        story="A pass that ends inside the over-allocated tail gives up the rest of it, and nobody frees that.",
+        kind="watermark drift",
+        bug="sgl-project/sglang#11970",
+        module="cache.py",
+        old="            request.allocated_len = max(request.allocated_len, end)\n",
+        new="            request.allocated_len = end\n",
+        laws=("PageLeaked", "RequestsDiffer"),
+        needs=("only the second chunk",),
+    ),
+    SourceFault(
+        name="protected-len-counts-tokens-not-pairs",
+        story="In bigram mode each whole committed page counts as protected, also one whose last pair is not known.",
+        kind="watermark drift",
+        bug="sgl-project/sglang#40681",
+        module="cache.py",
+        old="        live.protected_len = live.inserted_len = end",
+        new="        live.inserted_len = end\n"
+        "        live.protected_len = max(end, whole_pages(live.committed_len, page_size) * page_size)",
+        laws=("PageLeaked",),
+        needs=("off by one only at kP",),
+    ),
+    SourceFault(
+        name="later-chunk-writes-from-protected-len",
+        story="A chunk is written from the end of the shared prefix on, which is right for the first chunk only.",
+        kind="watermark drift",
+        bug="sgl-project/sglang#36855",
+        module="cache.py",
+        old="            plan.add(request.row, row_start, request.committed_len, end, request.pages)",
+        new="            plan.add(request.row, row_start, request.protected_len, end, request.pages)",
+        laws=("WriteSlotIllegal",),
+        needs=("only the second chunk",),
+    ),
+    SourceFault(
+        name="second-publication-spells-from-start",
+        story="The key of a second publication is cut from the start of the prompt, like that of the first.",
+        kind="insert and match disagree, row not remapped",
+        bug="sgl-project/sglang#36855",
+        module="cache.py",
+        old="        key = self._key(live.tokens, live.protected_len, len(own_pages))",
+        new="        start = live.protected_len - live.inserted_len\n"
+        "        key = self._key(live.tokens, start, len(own_pages))",
+        laws=("Divergence",),
+        needs=("only the second chunk",),
+    ),
+    SourceFault(
+        name="row-rewritten-from-its-start",
+        story="The canonical slots of what a publication found are written to the start of the row, over the prefix.",
+        kind="insert and match disagree, row not remapped",
+        module="cache.py",
+        old="            self.device.rewrite_row(live.row, live.protected_len, canonical)\n",
+        new="            self.device.rewrite_row(live.row, 0, canonical)\n",
+        laws=("RowOffCanonicalPath",),
+    ),
+    SourceFault(
+        name="match-trusts-pages-found-before",
+        story="A prefix found once is given the same pages again as long as none of them is free, whoever holds them.",
+        kind="window between match and use",
+        bug="vllm-project/vllm#4764",
+        module="cache.py",
+        old="        return self.tree.match(namespace, self._key(tokens, 0, n_pages), n_pages, lock)",
+        new="        anchor, pages = self.tree.match(namespace, self._key(tokens, 0, n_pages), n_pages, lock)\n"
+        "        found = self.__dict__.setdefault('_found', {})\n"
+        "        known = found.setdefault((namespace, self._key(tokens, 0, len(pages))), pages[:])\n"
+        "        if known != pages and set(known).isdisjoint(self.free_pages.free):\n"
+        "            pages = known[:]\n"
+        "        return anchor, pages",
+        laws=("RowOffCanonicalPath",),
+        needs=("three requests", "page reused by a third request"),
+    ),
+    SourceFault(
+        name="end-of-matched-keeps-lock",
+        story="The lock goes back together with the row, so a request that ends before it has a row keeps its lock.",
+        kind="exit path that forgets to release",
+        bug="sgl-project/sglang#16067",
+        module="cache.py",
+        old="        self.tree.unlock(live.anchor)\n        if live.row is not None:\n",
+        new="        if live.row is not None:\n            self.tree.unlock(live.anchor)\n",
+        laws=("LockCountWrong",),
+    ),
+    SourceFault(
+        name="second-abort-ends-pass-in-flight",
+        story="A second abort of a request in flight ends it at once, although its pass has not landed.",
+        kind="reuse while a reader or writer is still in flight",
+        bug="sgl-project/sglang#24527",
+        module="cache.py",
+        old="            live.abort_pending = True\n",
+        new="            if live.abort_pending:\n                self._settle(request)\n"
+        "            live.abort_pending = True\n",
+        laws=("InFlightDisturbed",),
     ),
 )

@@ -22,6 +22,7 @@ TREE_FAULTS = (
         old="        self.lock_ref[upper] = self.lock_ref[node]",
         new="        self.lock_ref[upper] = 0",
         laws=("LockCountWrong",),
+        needs=("only after a split of a locked edge",),
     ),
     SourceFault(
         name="namespace-ignored-in-child-lookup",
@@ -42,7 +43,7 @@ TREE_FAULTS = (
         module="tree.py",
         old="        if node != ROOT and self.lock_ref[node] == 0 and self.children[node] is None:",
         new="        if node != ROOT and self.lock_ref[node] == 0:",
-        laws=("EvictableSetWrong", "LinksDisagree", "PageLeaked"),
+        laws=("EvictableSetWrong", "PageLeaked"),
     ),
     SourceFault(
         name="split-dates-lower-half-new",
@@ -64,6 +65,7 @@ TREE_FAULTS = (
         new="        self._requeue(node)\n        if self.lock_ref[node]:\n            self.evictable += n_pages\n"
         "        return upper",
         laws=("SizesDoNotRecount",),
+        needs=("only after a split of a locked edge",),
     ),
     SourceFault(
         name="age-counted-from-creation",
@@ -83,6 +85,7 @@ TREE_FAULTS = (
         old="            if self.end[node] > inserted:",
         new="            if self.end[node] >= inserted:",
         laws=("TreeDiffers",),
+        needs=("only the second chunk",),
     ),
     SourceFault(
         name="recycled-node-keeps-hits",
@@ -103,6 +106,7 @@ TREE_FAULTS = (
         old="        self.victims = VictimQueue()\n",
         new='        self.victims = getattr(self, "victims", VictimQueue())\n',
         laws=("EvictableSetWrong",),
+        needs=("only after reset",),
     ),
     SourceFault(
         name="namespace-parts-joined",
@@ -126,6 +130,7 @@ TREE_FAULTS = (
         old="middle * self.page_bytes + self.overlap_bytes\n",
         new="middle * self.page_bytes\n",
         laws=("EdgeMalformed", "Divergence"),
+        needs=("two features together",),
     ),
     SourceFault(
         name="slru-protects-one-hit-too-late",
@@ -153,5 +158,133 @@ TREE_FAULTS = (
         old="        else:\n            self._requeue(end)\n        return end, self._pages_along(path)",
         new="        return end, self._pages_along(path)",
         laws=("OutcomeDiffers",),
+    ),
+    SourceFault(
+        name="unlock-stops-where-others-hold",
+        story="Unlocking a path stops at the first node that another request holds, as if that covered what is above.",
+        kind="lock or pin not balanced",
+        bug="LMCache/LMCache#1756",
+        module="tree.py",
+        old="            if lock_ref[node] == 0:\n                newly_unlocked += len(pages[node])\n"
+        "            node = parent[node]\n",
+        new="            if lock_ref[node] > 0:\n                break\n"
+        "            newly_unlocked += len(pages[node])\n            node = parent[node]\n",
+        laws=("LockCountWrong",),
+    ),
+    SourceFault(
+        name="lock-stays-when-all-was-published",
+        story="A publication moves the lock down only where it adds a node, not where all its pages were published.",
+        kind="lock or pin not balanced",
+        bug="sgl-project/sglang#27147",
+        module="tree.py",
+        old="        self._move_lock(anchor, end)\n        return end, canonical",
+        new="        if len(canonical) < len(own_pages):\n            self._move_lock(anchor, end)\n"
+        "        return end, canonical",
+        laws=("LockCountWrong",),
+    ),
+    SourceFault(
+        name="split-offers-locked-leaf",
+        story="The lower part of a split leaf is put among the victims without a look at its lock.",
+        kind="split or re-key loses something",
+        module="tree.py",
+        old="        self._requeue(node)\n        return upper",
+        new="        if self.children[node] is None:\n            self.victims.put(node, self._rank(node))\n"
+        "        return upper",
+        laws=("EvictableSetWrong",),
+        needs=("only after a split of a locked edge",),
+    ),
+    SourceFault(
+        name="split-forgets-priority",
+        story="The upper part of a split edge starts without the priority of those who published it.",
+        kind="split or re-key loses something",
+        module="tree.py",
+        old="        self.priority[upper] = self.priority[node]\n",
+        new="        self.priority[upper] = 0\n",
+        laws=("TreeDiffers",),
+    ),
+    SourceFault(
+        name="bigram-split-cuts-one-pair-too-late",
+        story="In bigram mode the upper part of a split edge keeps one pair of the lower part.",
+        kind="split or re-key loses something",
+        bug="sgl-project/sglang#36696",
+        module="tree.py",
+        old="edge[: cut + self.overlap_bytes]",
+        new="edge[: cut + 2 * self.overlap_bytes]",
+        laws=("EdgeMalformed", "ProtectedLenOffPath"),
+        needs=("two features together",),
+    ),
+    SourceFault(
+        name="extended-leaf-stays-victim",
+        story="A leaf below which a node is hung stays in the queue of victims.",
+        kind="window between match and use",
+        bug="NVIDIA/TensorRT-LLM#17926",
+        module="tree.py",
+        old="        self.victims.discard(parent)\n",
+        new="",
+        laws=("EvictableSetWrong",),
+    ),
+    SourceFault(
+        name="path-remembered-by-node-number",
+        story="A prompt once found whole is found again by the number of its last node, which may be another's by now.",
+        kind="stale entry in a side table after recycling",
+        bug="vllm-project/vllm#4764",
+        module="tree.py",
+        old="        path = self._descend(ROOT, namespace, key, n_pages)\n",
+        new="        found = self.__dict__.setdefault('_found', {})\n"
+        "        node = found.get((namespace, key), ROOT)\n"
+        "        if node < len(self.end) and self.edge[node] and self.end[node] <= n_pages:\n"
+        "            path = [node]\n"
+        "            while self.parent[path[0]] != ROOT:\n"
+        "                path.insert(0, self.parent[path[0]])\n"
+        "        else:\n"
+        "            path = self._descend(ROOT, namespace, key, n_pages)\n"
+        "        if path and self.end[path[-1]] == n_pages:\n"
+        "            found[namespace, key] = path[-1]\n",
+        laws=("MatchedUncommitted", "Divergence"),
+        needs=("three requests",),
+    ),
+    SourceFault(
+        name="old-rank-of-victim-counts",
+        story="A node that was used again is evicted in the place that it had in the queue before.",
+        kind="stale entry in a side table after recycling",
+        bug="vllm-project/vllm#58222",
+        module="victims.py",
+        old="            if self.entries.get(entry[1]) is entry:",
+        new="            if entry[1] in self.entries:",
+        laws=("OutcomeDiffers",),
+    ),
+    SourceFault(
+        name="evicted-pages-freed-again-at-reset",
+        story="An evicted node keeps its list of pages, and a reset frees what every node lists.",
+        kind="same thing freed twice",
+        module="tree.py",
+        old='        self.edge[node] = self.pages[node] = b""\n',
+        new='        self.edge[node] = b""\n',
+        laws=("PageOwnedTwice",),
+        needs=("only after reset",),
+    ),
+    SourceFault(
+        name="contents-left-out-of-key",
+        story="The contents behind placeholder tokens are not compared, so a prompt finds the KV of another image.",
+        kind="two things share a key, or one thing has two keys",
+        bug="sgl-project/sglang-omni#260",
+        module="tree.py",
+        old="            child = children.get((namespace, first) if node == ROOT else first)",
+        new="            same = lambda key: (key[0][:2], key[1]) == (namespace[:2], first)\n"
+        "            child = next((children[key] for key in children if same(key)), None) if node == ROOT else "
+        "children.get(first)",
+        laws=("MatchedUncommitted", "Divergence"),
+    ),
+    SourceFault(
+        name="empty-adapter-taken-for-none",
+        story="An adapter with an empty name is looked up as if there were none.",
+        kind="two things share a key, or one thing has two keys",
+        module="tree.py",
+        old="            child = children.get((namespace, first) if node == ROOT else first)",
+        new="            plain = lambda space: (space[0] or None, *space[1:])\n"
+        "            same = lambda key: (plain(key[0]), key[1]) == (plain(namespace), first)\n"
+        "            child = next((children[key] for key in children if same(key)), None) if node == ROOT else "
+        "children.get(first)",
+        laws=("MatchedUncommitted", "Divergence"),
     ),
 )

@@ -141,6 +141,7 @@ MEMORY_FAULTS = (
         target="sglang:radix",
         plant=around(f"{PAGED}.alloc_decode", _decode_ignores_page_boundary),
         laws=("PageOwnedTwice", "PageOutOfRange"),
+        needs=("off by one only at kP",),
     ),
     PatchFault(
         name="extend-goes-on-behind-first-request",
@@ -159,6 +160,7 @@ MEMORY_FAULTS = (
         target="sglang:unified-rust",
         plant=around(f"{PAGED}.alloc_extend", _extend_refuses_exact_fit),
         laws=("TargetRaised",),
+        needs=("only when the pool is exactly full",),
     ),
     PatchFault(
         name="extend-overestimates-twice",

@@ -188,6 +188,7 @@ REQUEST_FAULTS = (
         target="sglang:radix",
         plant=around(".radix_cache:RadixCache._insert_cache", _prompt_ends_one_token_early),
         laws=("TreeDiffers", "RequestsDiffer"),
+        needs=("off by one only at kP",),
         hides_behind="prompt_split",
     ),
     PatchFault(
@@ -206,6 +207,7 @@ REQUEST_FAULTS = (
         target="sglang:radix",
         plant=around(".radix_cache:RadixCache.checkpoint", _pair_with_sampled_token_published),
         laws=("Divergence",),
+        needs=("two features together", "off by one only at kP"),
     ),
     PatchFault(
         name="unified-publication-without-salt",
@@ -223,7 +225,7 @@ REQUEST_FAULTS = (
         bug="huggingface/text-generation-inference#2489",
         target="sglang:unified-python",
         plant=around(".unified_radix_cache:UnifiedRadixCache.checkpoint", _sampled_token_published),
-        laws=("LengthsOutOfOrder", "RowOffCanonicalPath", "TreeDiffers"),
+        laws=("RowOffCanonicalPath", "TreeDiffers"),
     ),
     PatchFault(
         name="unified-prompt-split-counts-hit",
@@ -251,6 +253,7 @@ REQUEST_FAULTS = (
         target="sglang:unified-rust",
         plant=around(f"{REQ}._compute_max_prefix_len", _match_leaves_nothing),
         laws=("MatchTooLong",),
+        needs=("off by one only at kP",),
     ),
     PatchFault(
         name="second-match-keeps-protected-length",
@@ -268,6 +271,7 @@ REQUEST_FAULTS = (
         target="sglang:radix",
         plant=around(f"{REQ}.reset_for_retract", _retract_keeps_inserted_length),
         laws=("TreeDiffers",),
+        needs=("two features together",),
     ),
     PatchFault(
         name="abort-of-matched-keeps-lock",
@@ -312,6 +316,7 @@ REQUEST_FAULTS = (
         target="sglang:unified-python",
         plant=around(".memory_pool:ReqToTokenPool.clear", _reset_zeroes_generations),
         laws=("GenerationLowered",),
+        needs=("only after reset",),
     ),
     PatchFault(
         name="reset-frees-padding-row",
@@ -321,6 +326,7 @@ REQUEST_FAULTS = (
         target="sglang:radix",
         plant=around(".memory_pool:ReqToTokenPool.clear", _reset_frees_padding_row),
         laws=("PaddingOwned",),
+        needs=("only after reset",),
     ),
     PatchFault(
         name="later-chunk-row-off-by-one",
@@ -329,5 +335,6 @@ REQUEST_FAULTS = (
         target="sglang:unified-rust",
         plant=_later_chunk_row_off_by_one,
         laws=("WriteSlotIllegal",),
+        needs=("only the second chunk",),
     ),
 )

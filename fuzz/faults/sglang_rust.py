@@ -91,7 +91,7 @@ RUST_FAULTS = (
         bug="sgl-project/sglang#32433",
         target="sglang:unified-rust",
         plant=around(f"{CORE}.__init__", _core_with_pages_of_one),
-        laws=("PageOwnedTwice", "LengthsOutOfOrder", "EdgeMalformed"),
+        laws=("PageOwnedTwice",),
     ),
     PatchFault(
         name="rust-core-told-mru-for-lru",
@@ -133,6 +133,7 @@ RUST_FAULTS = (
         target="sglang:unified-rust",
         plant=around(f"{CORE}.begin_insert", _insert_told_nothing_inserted),
         laws=("OutcomeDiffers",),
+        needs=("only the second chunk",),
     ),
     PatchFault(
         name="rust-priority-not-handed-over",

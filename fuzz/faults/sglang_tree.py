@@ -156,6 +156,7 @@ TREE_FAULTS = (
         target="sglang:radix",
         plant=around(".radix_cache:RadixCache._split_node", _split_loses_lock_count),
         laws=("LockCountWrong",),
+        needs=("only after a split of a locked edge",),
     ),
     PatchFault(
         name="radix-split-leaves-lower-part-listed",
@@ -208,7 +209,7 @@ TREE_FAULTS = (
         bug="vllm-project/vllm#45357",
         target="sglang:radix",
         plant=around(".allocator.base:BaseTokenToKVPoolAllocator.check_decode_capacity", _refusal_evicts_locked_leaf),
-        laws=("TargetRaised", "AnchorOffTree", "EvictableSetWrong"),
+        laws=("AnchorOffTree", "TargetRaised"),
         hides_behind="evicts_before_refusal",
     ),
     PatchFault(
