@@ -50,7 +50,7 @@ NEEDED_PARTS: dict[Label, tuple[str, ...]] = {
     eviction_skipped_locked_leaf: ("nodes", "ages", "hits", "priority"),
     **dict.fromkeys(VICTIM_CHOSEN.values(), ("nodes",)),
     peek_renewed_a_victim: ("nodes", "ages"),
-    private_request_published_nothing: ("nodes", "requests", "ages"),
+    private_request_published_nothing: ("nodes", "requests"),
     token_of_31_bits_published: ("nodes",),
     row_reused: ("rows", "row_generations"),
     page_reused_while_old_row_names_it: ("rows",),

@@ -241,7 +241,7 @@ def test_run_that_missed_labels_only_is_told_how_long_is_longer(monkeypatch, cap
     lines = [f"never reached: {name_of(label)}" for label in [*LABELS][:2]]
     verdicts = [Verdict(UNKNOWN, lines), Verdict(UNKNOWN, [*lines, "law 2 was not observed"]), Verdict(CLEAN, [])]
     said = []
-    monkeypatch.setattr(cli, "never_reached", lambda states: lines)
+    monkeypatch.setattr(cli, "too_seldom", lambda states: lines)
     monkeypatch.setattr(cli, "run_workers", lambda orders, progress: ([], False))
     for verdict in verdicts:
         monkeypatch.setattr(cli, "verdict_of", lambda *arguments, verdict=verdict: verdict)

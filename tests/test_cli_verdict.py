@@ -57,6 +57,33 @@ def test_run_that_reached_everything_is_clean():
     assert (verdict.code, verdict.lines) == (CLEAN, ["clean: no law was broken, and every required state was reached"])
 
 
+def test_label_reached_less_often_than_declared_is_not_enough():
+    few = worker()
+    few.statistics.labels["locked edge split"] = 5  # 3 in 10,000 are declared, and 20,000 operations were done
+
+    verdict = verdict_of([few], 60.0)
+
+    assert (verdict.code, verdict.lines) == (
+        UNKNOWN,
+        ["reached too seldom: locked edge split, 5 times, expected 6 in 20,000 operations done"],
+    )
+
+
+def test_label_counts_of_all_lanes_of_a_target_add_up():
+    few, many = worker(), worker("interpret")
+    few.statistics.labels["locked edge split"] = 5
+
+    assert verdict_of([few, many], 60.0).code == CLEAN
+
+
+def test_run_too_short_for_a_label_must_still_have_reached_it_once():
+    once, never = worker(done=100), worker(done=100, missed=["locked edge split"])
+    once.statistics.labels["locked edge split"] = 1
+
+    assert verdict_of([once], 0.1).code == CLEAN
+    assert verdict_of([never], 0.1).lines == ["never reached: locked edge split"]
+
+
 @pytest.mark.parametrize(
     ("state", "line"),
     [

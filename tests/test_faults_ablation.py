@@ -169,16 +169,19 @@ def test_fault_counts_for_the_law_that_alone_finds_it_and_is_missed_without():
         found("c", 0, "PageLeaked"),
         found("d", 0, "LockCountWrong", "TreeDiffers"),
         found("e", 0, "TargetRaised"),
+        found("f", 0, "OutcomeDiffers"),
     ]
     second = [
         Hunt("a", 0, False, without=1),
         found("b", 0, "SizesDoNotAddUp", without=1),
         Hunt("c", 0, False, trouble="the process hung", without=1),
+        Hunt("f", 0, False, without=COMPARISON),
     ]
     of = {worth.group: worth for worth in worth_of_each(first, second)}
 
     assert of["law 1"].breaks == of["law 1"].only_one == ["a", "b", "c"]
     assert (of["law 1"].missed, of["law 1"].unknown) == (["a"], ["c"])
     assert (of["law 5"].only_law, of["law 5"].only_one) == (["d"], [])
-    assert of["the model"].breaks == ["d"]
+    assert of["the model"].breaks == ["d", "f"]
+    assert of["the model"].only_law == of["the model"].only_one == of["the model"].missed == ["f"]
     assert (of["TargetRaised"].only_one, of["TargetRaised"].unknown) == (["e"], [])
