@@ -17,6 +17,9 @@ from kvlockstep.fuzz.states import Situation
 LONGEST = 60
 """Operations of a way that is kept; a case of a way and of the operations drawn after it stays readable."""
 
+N_FRESH = 20
+"""Cases that begin afresh before any goes on from a way: what is easy to meet is met by them, under many configs."""
+
 N_DRAWN = 1024
 """What is drawn to choose a way is below this; the lower half means a fresh case."""
 
@@ -37,6 +40,7 @@ class Frontier:
         self._ways: dict[Situation, _Way] = {}
         self._rarest: list[_Way] = []  # sorted when it was last asked for
         self._asked = 0
+        self._begun = 0
 
     def __len__(self) -> int:
         return len(self._ways)
@@ -58,7 +62,8 @@ class Frontier:
         ``drawn`` is below N_DRAWN. The rarer a situation, the more integers lead to it.
         """
         half = N_DRAWN // 2
-        if drawn < half or not self._ways:
+        self._begun += 1
+        if drawn < half or self._begun <= N_FRESH or not self._ways:
             return None
         if self._asked % 16 == 0:
             self._rarest = sorted(self._ways.values(), key=lambda way: (way.met, len(way.ops)))

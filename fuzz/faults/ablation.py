@@ -88,7 +88,8 @@ def worth_of_each(first: Iterable[Hunt], second: Iterable[Hunt]) -> list[Worth]:
                 unknown.add(hunt.fault)
             elif not without.caught:
                 missed.add(hunt.fault)
-        only_law = sorted({hunt.fault for hunt in found if groups_of(hunt) - {COMPARISON} == {group}})
+        beside = {COMPARISON} - {group}
+        only_law = sorted({hunt.fault for hunt in found if groups_of(hunt) - beside == {group}})
         only_one = sorted({hunt.fault for hunt in alone})
         name = _NAMES.get(group, f"law {group}")
         worths.append(Worth(name, breaks, only_law, only_one, sorted(missed), sorted(unknown)))

@@ -47,6 +47,17 @@ MEMORY_FAULTS = (
         needs=("balanced totals with two owners",),
     ),
     SourceFault(
+        name="free-of-several-lists-one-twice",
+        story="Pages that come back together are listed up to the last one, and the one before it once more in its place.",
+        kind="same thing freed twice",
+        bug="vllm-project/vllm#42571",
+        module="free_stack.py",
+        old="        self.free.extend(numbers)",
+        new="        self.free.extend(numbers[:-1])\n        self.free.extend(numbers[-2:-1] or numbers[-1:])",
+        laws=("PageOwnedTwice",),
+        needs=("balanced totals with two owners",),
+    ),
+    SourceFault(
         name="eviction-counts-slots-for-pages",
         story="What an eviction is asked for counts in pages and what it has freed in slots, so it stops too early.",
         kind="page versus token units",
