@@ -27,8 +27,11 @@ class Bias:
 
 # submit, by `switch`
 TWIN = Bias((*range(4, 14), 28), 32, "duplicate pages freed at checkpoint")  # the prompt of a live request once more
-BEHIND_LEAF = Bias(range(14, 24), 32, "victim chosen among several by lfu")  # a prompt that ends right behind a leaf
-PRIVATE = Bias((27, 28), 32, "private request published nothing")
+BEHIND_LEAF = Bias(
+    (*range(14, 24), 27), 32, "victim chosen among several by lfu"
+)  # a prompt that ends right behind a leaf
+LONG = Bias((24, 25), 32, "edge of four pages split behind its second")
+PRIVATE = Bias((26, 27, 28), 32, "private request published nothing")
 LARGEST = Bias((29,), 32, "token of 31 bits published")  # a placeholder such as engines give to images
 OVERLONG = Bias((30, 31), 32, "submit: ContextTooLong")
 NAME_TAKEN = Bias((31,), 32, "submit: WrongState")
@@ -36,6 +39,7 @@ NAME_TAKEN = Bias((31,), 32, "submit: WrongState")
 # peek and match, by `who`
 PEEK_UNKNOWN = Bias(range(3, 24, 4), 24, "peek: UnknownRequest")
 MATCH_UNKNOWN = Bias(range(7, 24, 8), 24, "match: UnknownRequest")
+LIVE_AGAIN = Bias((11, 22), 24, "match: WrongState")
 PEEK_BEFORE_MATCH = Bias(range(1, 24, 3), 24, "peek renewed a victim")
 EVICT_BEFORE_MATCH = Bias(range(2, 24, 3), 24, "victim chosen among several by lru")
 

@@ -105,7 +105,7 @@ class Draws:
         if not free and switch not in biases.NAME_TAKEN:
             return self.release(family, switch)
         name = free[0] if free else NAMES[space % N_NAMES]
-        cut = around(pages, delta, size)
+        cut = around(2 * pages if switch in biases.LONG else pages, delta, size)
         tail = around(extra // 3, extra % 3 - 1, size) if extra > 2 else extra
         tokens = prompt(family % N_FAMILIES, cut, family // N_FAMILIES, tail)
         if switch not in biases.OVERLONG:
@@ -124,7 +124,9 @@ class Draws:
         if switch in biases.BEHIND_LEAF and (leaf := self._published_leaf(family)):
             # a prompt that ends right behind a leaf: it uses the leaf again, without adding to it
             tokens, namespace = leaf
-            tokens = (*tokens, token_at(family, len(tokens)))[: self.config.max_context_len]
+            if self.config.key_units == "token" or family % 2:  # a leaf of pairs holds one token more than it has pages
+                tokens = (*tokens, token_at(family, len(tokens)))
+            tokens = tokens[: self.config.max_context_len]
         return Submit(name, tokens, namespace, priority, private)
 
     def _published_leaf(self, which: int) -> tuple[tuple[int, ...], Namespace] | None:
@@ -140,10 +142,18 @@ class Draws:
         return tuple(tokens), end.namespace
 
     def peek(self, who: int) -> Op:
+        if live := self._live(who):
+            return Peek(live)
         name = self._pick(self._in("NEW"), who) or (NAMES[who % N_NAMES] if who in biases.PEEK_UNKNOWN else None)
         return Peek(name) if name else self.submit(who, 1 + who % 2, 0, who // 3, who, 14 + who % 10)
 
+    def _live(self, who: int) -> str | None:
+        """Pick a request that lives, to be matched again by mistake, also while others wait."""
+        return self._pick(self._in("MATCHED", "RUNNING", "IN_FLIGHT"), who) if who in biases.LIVE_AGAIN else None
+
     def match(self, who: int) -> Op:
+        if live := self._live(who):
+            return Match(live)
         name = self._pick(self._in("NEW"), who) or (NAMES[who % N_NAMES] if who in biases.MATCH_UNKNOWN else None)
         if name and len(self.model.evictable_nodes()) > 1:
             # a look at a leaf and then an eviction, before the match uses the leaf anyway: the victim is another one

@@ -12,6 +12,7 @@ from kvlockstep.fuzz.labels import (
     allocation_evicted,
     draft_rejected_across_page_boundary,
     duplicate_pages_freed_at_checkpoint,
+    edge_of_four_pages_split_behind_its_second,
     edge_split,
     eviction_made_parent_evictable,
     eviction_skipped_locked_leaf,
@@ -39,8 +40,15 @@ from kvlockstep.fuzz.labels import (
 from kvlockstep.invariants import Snapshot
 from kvlockstep.invariants.checks import hidden_parts
 
+_SPLITS = (
+    edge_split,
+    split_at_page_boundary_inside_edge,
+    edge_of_four_pages_split_behind_its_second,
+    locked_edge_split,
+)
+
 NEEDED_PARTS: dict[Label, tuple[str, ...]] = {
-    **dict.fromkeys((edge_split, split_at_page_boundary_inside_edge, locked_edge_split), ("nodes",)),
+    **dict.fromkeys(_SPLITS, ("nodes",)),
     duplicate_pages_freed_at_checkpoint: ("rows", "requests", "free_pages"),
     row_rewritten_to_canonical_slots: ("rows",),
     partial_last_page_at_checkpoint: ("requests",),
@@ -79,9 +87,7 @@ PARTS_OF_NODES = {"ages": ("stamp", "created"), "hits": ("hits",), "priority": (
 """Parts that only the comparison with the model and labels read, with their fields in a node."""
 
 _OF_SHARING = (
-    edge_split,
-    split_at_page_boundary_inside_edge,
-    locked_edge_split,
+    *_SPLITS,
     duplicate_pages_freed_at_checkpoint,
     row_rewritten_to_canonical_slots,
     eviction_made_parent_evictable,
@@ -106,9 +112,7 @@ NEEDED_CAPABILITIES: dict[Label, tuple[str, ...]] = {
 NEEDED_ONE_OF: dict[Label, tuple[str, ...]] = {tail_reused_without_new_page: ("drafts", "discards")}
 """Capabilities that a target must have one of: else whatever is allocated is committed."""
 
-IMPOSSIBLE_WITH: dict[Label, str] = dict.fromkeys(
-    (edge_split, split_at_page_boundary_inside_edge, locked_edge_split), "page_nodes"
-)
+IMPOSSIBLE_WITH: dict[Label, str] = dict.fromkeys(_SPLITS, "page_nodes")
 """Labels that an allowance makes impossible: an edge of one page is never split."""
 
 

@@ -62,6 +62,12 @@ def split_at_page_boundary_inside_edge(seen: Observation, memory: Memory) -> boo
     return memory.config.page_size > 1 and bool(_edges_cut(seen))
 
 
+def edge_of_four_pages_split_behind_its_second(seen: Observation, memory: Memory) -> bool:
+    """The place to split an edge at is searched; on short edges any search finds it."""
+    size = memory.config.page_size
+    return any(len(old.units) >= 4 * size and len(new.units) >= 2 * size for old, new in _edges_cut(seen))
+
+
 def locked_edge_split(seen: Observation, memory: Memory) -> bool:
     return any(old.lock_ref > 0 for old, _ in _edges_cut(seen))
 
@@ -318,6 +324,7 @@ _PUBLISHING = ("checkpoint", "release", "retract")
 LABELS: dict[Label, Asked] = {
     edge_split: Asked(("match", "peek", *_PUBLISHING), 15),
     split_at_page_boundary_inside_edge: Asked(("match", "peek", *_PUBLISHING), 10),
+    edge_of_four_pages_split_behind_its_second: Asked(("match", "peek", *_PUBLISHING), 1),
     locked_edge_split: Asked(("match", "peek", *_PUBLISHING), 3),
     duplicate_pages_freed_at_checkpoint: Asked(("checkpoint",), 2),
     row_rewritten_to_canonical_slots: Asked(("checkpoint",), 2),

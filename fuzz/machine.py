@@ -19,7 +19,8 @@ from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.draws import N_FAMILIES, N_NAMES, NAMESPACES, Draws
 from kvlockstep.fuzz.lockstep import Lockstep
 from kvlockstep.fuzz.ops import Op
-from kvlockstep.fuzz.search import N_DRAWN
+from kvlockstep.fuzz.search import Search
+from kvlockstep.fuzz.states import state_class
 from kvlockstep.fuzz.targets.base import PAGE_SIZES, allowances_of
 
 
@@ -47,6 +48,9 @@ WEIGHTS = {
 }
 """What a weight does for its statistic shows ``benchmarks/biases.py``, as it does for the biases of `Draws`."""
 
+RAREST = Weight(6, "distinct transitions")
+"""Rules that leave the kind to the search; ``benchmarks/search_learns.py`` shows what they do."""
+
 SHAPES = ((2, 1, 2), (1, 1, 3), (2, 2, 2), (3, 1, 4))
 """Layers, KV heads and head dim: one word a slot and several, whole ones and a cut one."""
 
@@ -54,9 +58,8 @@ SHAPES = ((2, 1, 2), (1, 1, 3), (2, 2, 2), (3, 1, 4))
 class Case(Protocol):
     """What a machine needs from whoever runs it.
 
-    It may also have ``options`` and ``page_sizes``: those that may be drawn for its target; and
-    ``begin_case(drawn)``, which takes an integer below `search.N_DRAWN` and may answer with the config and the
-    operations that the next case begins with.
+    It may also have ``options`` and ``page_sizes``: those that may be drawn for its target; and a ``search``, which
+    knows what was tried least.
     """
 
     capabilities: frozenset[str]  # those with the default config: what configs are drawn from
@@ -117,7 +120,8 @@ def draw_config(
 
 
 small = st.integers(0, 15)
-who = st.integers(0, 4 * N_NAMES - 1)
+
+WHO = (0, 4 * N_NAMES - 1)
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -138,23 +142,11 @@ class CacheMachine(RuleBasedStateMachine):
         switches=st.integers(0, 47),
         earlier=st.integers(0, 3),
         family=st.integers(0, 3 * N_FAMILIES - 1),
-        where=st.integers(0, N_DRAWN - 1),
     )
     def build(
-        self,
-        page: int,
-        pages: int,
-        rows: int,
-        context: int,
-        policy: int,
-        switches: int,
-        earlier: int,
-        family: int,
-        where: int,
+        self, page: int, pages: int, rows: int, context: int, policy: int, switches: int, earlier: int, family: int
     ) -> None:
-        begin_case = getattr(self.case, "begin_case", None)
-        known = begin_case(where) if begin_case is not None else None
-        config, ops = known or (self.case.config, ())
+        config = self.case.config
         if config is None:
             drawn = (page, pages, rows, context, policy, switches)
             shifted = [value + shift for value, shift in zip(drawn, _shifts(self.shift), strict=True)]
@@ -165,9 +157,7 @@ class CacheMachine(RuleBasedStateMachine):
         target = self.lockstep.target
         ahead = "evicts_before_refusal" in allowances_of(target)
         self.draws = Draws(config, self.lockstep.model, frozenset(target.capabilities), may_evict_ahead=ahead)
-        for op in ops:
-            self.case.run(self.lockstep, op)
-        for nth in range(earlier if known is None else 0):
+        for nth in range(earlier):
             self._publish_one(family + 2 * nth, nth)
 
     def _publish_one(self, family: int, nth: int) -> None:
@@ -185,26 +175,32 @@ class CacheMachine(RuleBasedStateMachine):
         self.case.run(self.lockstep, op)
 
 
-_RULES: dict[str, dict[str, Any]] = {
+_RULES: dict[str, dict[str, tuple[int, int]]] = {
     "submit": {
-        "family": st.integers(0, 3 * N_FAMILIES - 1),
-        "pages": st.integers(0, 4),
-        "delta": st.integers(-1, 1),
-        "extra": st.integers(0, 8),
-        "space": st.integers(0, 2 * len(NAMESPACES) - 1),
-        "switch": st.integers(0, 31),
+        "family": (0, 3 * N_FAMILIES - 1),
+        "pages": (0, 4),
+        "delta": (-1, 1),
+        "extra": (0, 8),
+        "space": (0, 2 * len(NAMESPACES) - 1),
+        "switch": (0, 31),
     },
-    "peek": {"who": who},
-    "match": {"who": who},
-    "alloc": {"who": who, "size": st.integers(0, 5), "how": st.integers(0, 31), "drafts": small},
-    "commit": {"who": who, "how": st.integers(0, 31), "token": st.integers(0, N_FAMILIES - 1)},
-    "checkpoint": {"who": who, "how": st.integers(0, 23)},
-    "release": {"who": who, "how": st.integers(0, 23)},
-    "abort": {"who": who},
-    "retract": {"who": who, "how": st.integers(0, 23)},
-    "evict": {"pages": st.integers(0, 8), "delta": st.integers(-1, 1)},
-    "reset": {"who": st.integers(0, 31)},
+    "peek": {"who": WHO},
+    "match": {"who": WHO},
+    "alloc": {"who": WHO, "size": (0, 5), "how": (0, 31), "drafts": (0, 15)},
+    "commit": {"who": WHO, "how": (0, 31), "token": (0, N_FAMILIES - 1)},
+    "checkpoint": {"who": WHO, "how": (0, 23)},
+    "release": {"who": WHO, "how": (0, 23)},
+    "abort": {"who": WHO},
+    "retract": {"who": WHO, "how": (0, 23)},
+    "evict": {"pages": (0, 8), "delta": (-1, 1)},
+    "reset": {"who": (0, 31)},
 }
+"""What is drawn for each kind of operation: integers, from the first to the last of a range."""
+
+LARGEST_NUMBER = 95
+"""Of those that a range is filled from: Hypothesis takes numbers from 100 on out of the source of modules nearby."""
+
+N_NUMBERS = max(len(drawn) for drawn in _RULES.values())
 
 
 def _rule_for(kind: str) -> Callable[..., None]:
@@ -212,6 +208,22 @@ def _rule_for(kind: str) -> Callable[..., None]:
         self.act(kind, drawn)
 
     return apply
+
+
+_BY_WEIGHT = [kind for kind, weight in WEIGHTS.items() for _ in range(weight.rules)]
+
+N_RANKS = 8
+
+
+def _try_rarest(self: CacheMachine, rank: int, numbers: Sequence[int]) -> None:
+    """Try a kind of operation that was tried least in a state like this one, the very least most often."""
+    search: Search | None = getattr(self.case, "search", None)
+    if search is None:
+        kind = _BY_WEIGHT[numbers[-1] % len(_BY_WEIGHT)]
+    else:
+        kind = search.rarest_first(state_class(self.lockstep.now), list(_RULES))[rank * rank // (2 * N_RANKS)]
+    drawn = zip(_RULES[kind].items(), numbers, strict=False)
+    self.act(kind, {name: low + number % (high - low + 1) for (name, (low, high)), number in drawn})
 
 
 def rule_name(rank: int, kind: str, copy: int) -> str:
@@ -225,8 +237,24 @@ for _rank, (_kind, _weight) in enumerate(WEIGHTS.items()):
     for _copy in range(_weight.rules):
         _apply = _rule_for(_kind)
         _apply.__name__ = rule_name(_rank, _kind, _copy)
-        _decorate: Any = rule(**_RULES[_kind])
+        _integers: dict[str, Any] = {name: st.integers(*ends) for name, ends in _RULES[_kind].items()}
+        _decorate: Any = rule(**_integers)
         setattr(CacheMachine, _apply.__name__, _decorate(_apply))
+
+
+_LEFT_TO_THE_SEARCH: dict[str, Any] = {
+    "rank": st.integers(0, N_RANKS - 1),
+    "numbers": st.tuples(*[st.integers(0, LARGEST_NUMBER)] * N_NUMBERS),
+}
+
+for _copy in range(RAREST.rules):
+
+    def _again(self: CacheMachine, rank: int, numbers: Sequence[int]) -> None:
+        _try_rarest(self, rank, numbers)
+
+    _again.__name__ = rule_name(len(WEIGHTS), "rarest", _copy)
+    _decorate = rule(**_LEFT_TO_THE_SEARCH)
+    setattr(CacheMachine, _again.__name__, _decorate(_again))
 
 
 def run_cases(case: Case, seed_value: int, n_cases: int, steps: int) -> None:

@@ -1,72 +1,35 @@
-"""The search learns: what a worker has met decides where its next cases begin.
+"""The search learns: what a worker has tried decides what it tries next.
 
-Drawn afresh, cases meet the same few situations over and over, and those that faults hide in now and then. So a
-worker keeps, for each distinct situation (``states.py``) it has met, the shortest way there: the config and the
-operations up to it. Half of its cases begin at the end of such a way, mostly at one that was met least often, and go
-on with operations drawn as ever: a trace cut short is a trace. Which way it is depends on an integer that Hypothesis
-draws and on the cases before, on nothing else; so the same seed makes the same search.
+Drawn by weight alone, most operations of a run repeat what was tried often, and many an operation is never tried in
+the state in which it would do harm. So a worker counts how often each kind of operation was tried in each class of
+states (``states.py``), done or refused. One rule of the machine draws no kind: it takes one of those that were tried
+least in the class at hand. What that is depends on the cases before and on nothing else, so the same seed makes the
+same search; and what is seen of a target there has been compared with the model.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from kvlockstep.fuzz.config import CacheConfig
-from kvlockstep.fuzz.ops import Op
-from kvlockstep.fuzz.states import Situation
-
-LONGEST = 60
-"""Operations of a way that is kept; a case of a way and of the operations drawn after it stays readable."""
-
-N_FRESH = 20
-"""Cases that begin afresh before any goes on from a way: what is easy to meet is met by them, under many configs."""
-
-N_DRAWN = 1024
-"""What is drawn to choose a way is below this; the lower half means a fresh case."""
+from kvlockstep.fuzz.states import StateClass
 
 
-@dataclass(slots=True)
-class _Way:
-    """How a situation was met, and how often."""
+class Search:
+    """How often each kind of operation was tried in each class of states.
 
-    config: CacheConfig
-    ops: tuple[Op, ...]
-    met: int = 1
-
-
-class Frontier:
-    """The situations that a worker has met."""
+    >>> search, roomy = Search(), StateClass("roomy", "empty", "none", "none", "some")
+    >>> for kind in ("submit", "submit", "peek"):
+    ...     search.note(kind, roomy)
+    >>> search.rarest_first(roomy, ("submit", "peek", "evict"))
+    ['evict', 'peek', 'submit']
+    """
 
     def __init__(self) -> None:
-        self._ways: dict[Situation, _Way] = {}
-        self._rarest: list[_Way] = []  # sorted when it was last asked for
-        self._asked = 0
-        self._begun = 0
+        self._tried: Counter[tuple[StateClass, str]] = Counter()
 
-    def __len__(self) -> int:
-        return len(self._ways)
+    def note(self, kind: str, before: StateClass) -> None:
+        """Count an operation that was tried."""
+        self._tried[before, kind] += 1
 
-    def meet(self, situation: Situation, config: CacheConfig, ops: Sequence[Op]) -> bool:
-        """Note that a case has come to a situation by its operations so far. True if it was never met before."""
-        way = self._ways.get(situation)
-        if way is not None:
-            way.met += 1
-            if len(ops) < len(way.ops):
-                way.config, way.ops = config, tuple(ops)
-        elif len(ops) <= LONGEST:
-            self._ways[situation] = _Way(config, tuple(ops))
-        return way is None
-
-    def begin(self, drawn: int) -> tuple[CacheConfig, tuple[Op, ...]] | None:
-        """Give the config and the operations that a case begins with, or None for a fresh one.
-
-        ``drawn`` is below N_DRAWN. The rarer a situation, the more integers lead to it.
-        """
-        half = N_DRAWN // 2
-        self._begun += 1
-        if drawn < half or self._begun <= N_FRESH or not self._ways:
-            return None
-        if self._asked % 16 == 0:
-            self._rarest = sorted(self._ways.values(), key=lambda way: (way.met, len(way.ops)))
-        self._asked += 1
-        way = self._rarest[(drawn - half) ** 2 * len(self._rarest) // half**2]
-        return way.config, way.ops
+    def rarest_first(self, now: StateClass, kinds: Sequence[str]) -> list[str]:
+        """Sort kinds of operations by how often they were tried in this class; those tried equally often stay put."""
+        return sorted(kinds, key=lambda kind: self._tried[now, kind])

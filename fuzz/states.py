@@ -1,17 +1,14 @@
 """Classes of states: what a cache is like before and after an operation, in a few words.
 
-A `state_class` is coarse enough for a person: a run says in which classes each operation was never tried. Two
-operations that took a cache from one class to another made the same transition. A `Situation` looks closer: at the
-request of the operation, at the batch, at the policy and at the labels that were reached. The search goes back to
-the rarest situations (``search.py``). Both are read off an `Observation`, so that they mean the same for each target;
-what a target does not show is the class ``?``.
+A `state_class` is coarse enough for a person: a run says in which classes each operation was never done. Two
+operations of a kind that took a cache from one class to another made the same transition. The search prefers what was
+tried least in the class at hand (``search.py``). Classes are read off a snapshot, so that they mean the same for each
+target; what a target does not show is ``?``.
 """
 
-from collections.abc import Collection
 from typing import NamedTuple
 
-from kvlockstep.fuzz.config import CacheConfig
-from kvlockstep.invariants import FULL, Observation, RequestView, Snapshot
+from kvlockstep.invariants import FULL, Snapshot
 
 TIGHT = 2
 """Free pages that are few: a batch of three requests may well want more."""
@@ -78,26 +75,3 @@ def _rows(snapshot: Snapshot) -> str:
     if snapshot.free_rows is None:
         return "?"
     return "some" if snapshot.free_rows else "none"
-
-
-Situation = tuple[object, ...]
-"""What the search tells apart; compared and counted, never shown."""
-
-
-def situation_of(
-    seen: Observation, labels: Collection[str], config: CacheConfig, before: StateClass, after: StateClass
-) -> Situation:
-    """Describe an operation more closely than its transition does."""
-    requests = {view.request: view for view in seen.before.requests or ()}
-    of_op = tuple(sorted(_alignment(requests.get(name), seen.before.page_size) for name in seen.requests))
-    evicted = (config.policy, min(len(seen.evicted), 2)) if seen.evicted else ()
-    switches = (min(config.page_size, 2), config.key_units, config.prefix_sharing)
-    return (seen.kind, seen.refused, of_op, evicted, switches, tuple(sorted(labels)), before, after)
-
-
-def _alignment(view: RequestView | None, page_size: int) -> tuple[object, ...]:
-    """Describe where a request stands: at a page boundary or not, with a tail or not, with a locked prefix or not."""
-    if view is None:
-        return ()
-    has_tail = -(-view.allocated_len // page_size) > -(-view.committed_len // page_size)
-    return (view.state, view.committed_len % page_size == 0, has_tail, view.protected_len > 0)

@@ -4,14 +4,13 @@ Plain counters that add up over cases and workers and travel as JSON.
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvlockstep.fuzz.labels import Memory, reached
 from kvlockstep.fuzz.ops import Op
-from kvlockstep.fuzz.search import Frontier
-from kvlockstep.fuzz.states import StateClass, Transition, situation_of, state_class
+from kvlockstep.fuzz.search import Search
+from kvlockstep.fuzz.states import StateClass, Transition, state_class
 from kvlockstep.invariants import Observation, Snapshot
 
 
@@ -22,7 +21,6 @@ class Statistics:
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)  # (kind, "done" or the refusal)
     labels: Counter[str] = field(default_factory=Counter)
     transitions: Counter[Transition] = field(default_factory=Counter)  # of operations done
-    situations: int = 0  # distinct ones that the search has met
     cases: int = 0
     cases_under_pressure: int = 0  # those that evicted, or were refused a row or pages
     distinct_cases: int = 0
@@ -41,7 +39,6 @@ class Statistics:
         self.outcomes.update(other.outcomes)
         self.labels.update(other.labels)
         self.transitions.update(other.transitions)
-        self.situations += other.situations
         self.cases += other.cases
         self.cases_under_pressure += other.cases_under_pressure
         self.distinct_cases += other.distinct_cases
@@ -55,7 +52,6 @@ class Statistics:
             "outcomes": outcomes,
             "labels": dict(sorted(self.labels.items())),
             "transitions": [[*transition, count] for transition, count in sorted(self.transitions.items())],
-            "situations": self.situations,
             "cases": self.cases,
             "cases_under_pressure": self.cases_under_pressure,
             "distinct_cases": self.distinct_cases,
@@ -70,7 +66,6 @@ class Statistics:
             Counter(outcomes),
             Counter(data["labels"]),
             Counter(transitions),
-            data["situations"],
             data["cases"],
             data["cases_under_pressure"],
             data["distinct_cases"],
@@ -79,33 +74,25 @@ class Statistics:
 
 
 class CaseWatcher:
-    """Counts one case into ``statistics``; pass it to a Lockstep as ``watch``.
+    """Counts one case into ``statistics``, and for the ``search`` what was tried where: a ``watch`` of a Lockstep."""
 
-    With a ``frontier`` the situations of the case are noted there: ``ops`` is the list that grows as the case runs.
-    """
-
-    def __init__(
-        self, statistics: Statistics, memory: Memory, frontier: Frontier | None = None, ops: Sequence[Op] = ()
-    ) -> None:
+    def __init__(self, statistics: Statistics, memory: Memory, search: Search | None = None) -> None:
         self.statistics = statistics
         self.memory = memory
-        self.frontier = frontier
-        self.ops = ops
+        self.search = search
         self.under_pressure = False
         self._last: tuple[Snapshot, StateClass] | None = None
         statistics.cases += 1
 
     def __call__(self, op: Op, seen: Observation) -> None:
         self.statistics.outcomes[seen.kind, seen.refused or "done"] += 1
-        labels = reached(seen, self.memory)
-        self.statistics.labels.update(labels)
+        self.statistics.labels.update(reached(seen, self.memory))
         self.statistics.allowances.update(seen.allowed)
         before, after = self._class_of(seen.before), self._class_of(seen.now)
         if seen.refused is None:
             self.statistics.transitions[seen.kind, before, after] += 1
-        if self.frontier is not None:
-            situation = situation_of(seen, labels, self.memory.config, before, after)
-            self.statistics.situations += self.frontier.meet(situation, self.memory.config, self.ops)
+        if self.search is not None:
+            self.search.note(seen.kind, before)
         if not self.under_pressure and (seen.evicted or seen.refused in ("OutOfPages", "OutOfRows")):
             self.under_pressure = True
             self.statistics.cases_under_pressure += 1

@@ -32,7 +32,7 @@ from kvlockstep.fuzz.minimize import Minimizer
 from kvlockstep.fuzz.ops import Op, kind_of
 from kvlockstep.fuzz.registry import Factory, TargetUnusable, cannot_be_seen, choose_lane, factory_for
 from kvlockstep.fuzz.replay import failing_signature
-from kvlockstep.fuzz.search import Frontier
+from kvlockstep.fuzz.search import Search
 from kvlockstep.fuzz.statistics import CaseWatcher, Statistics
 from kvlockstep.fuzz.targets.base import Target, allowances_of, options_of, page_sizes_of
 from kvlockstep.fuzz.trace import Header, Trace, TraceWriter
@@ -62,7 +62,7 @@ class Order:
     minimize_seconds: float = 30.0
     steps: int = 90  # operations in a case, at most
     canary: bool = True  # look for it first
-    learn: bool = True  # begin cases where earlier ones met something rare
+    learn: bool = True  # let what was tried decide what is tried next
     without: int | None = None  # the law that is left out; see Lockstep
 
 
@@ -85,7 +85,7 @@ class Worker:
         self.page_sizes = page_sizes_of(probe)
         self.lane = getattr(probe, "lane", None)
         self.statistics = Statistics()
-        self.frontier = Frontier() if order.learn else None
+        self.search = Search() if order.learn else None
         self._target = probe
         self.ops: list[Op] = []
         self.header = self._header(CacheConfig())
@@ -118,15 +118,11 @@ class Worker:
         self._count_case()
         self.ops = []
         self.header = self._header(config)
-        watch = CaseWatcher(self.statistics, Memory(config), self.frontier, self.ops)
+        watch = CaseWatcher(self.statistics, Memory(config), self.search)
         with self._stopping_at_trouble():
             target = self._target = self._begin(config)
             self.statistics.allowances.update(dict.fromkeys(allowances_of(target), 0))
             return self._lockstep(config, target, watch)
-
-    def begin_case(self, drawn: int) -> tuple[CacheConfig, tuple[Op, ...]] | None:
-        """Say where a case shall begin; see `machine.Case`."""
-        return self.frontier.begin(drawn) if self.frontier is not None else None
 
     def _begin(self, config: CacheConfig) -> Target:
         """Make a target for a case, whose trace begins."""

@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 
 Rank = tuple[int, ...]
 
-SLACK = 64
+SLACK = 8
 """Stale entries that are tolerated however few nodes there are."""
 
 # (stamp, created, hits, priority) -> what the policy looks at first

@@ -12,7 +12,7 @@ from kvlockstep.fuzz.dispatch import model_arguments
 from kvlockstep.fuzz.draws import NAMESPACES, Draws, around
 from kvlockstep.fuzz.labels import LABELS, Memory, name_of
 from kvlockstep.fuzz.lockstep import Lockstep
-from kvlockstep.fuzz.machine import _RULES, PAGE_SIZES, SHAPES, WEIGHTS, CacheMachine, draw_config, run_cases
+from kvlockstep.fuzz.machine import _RULES, PAGE_SIZES, RAREST, SHAPES, WEIGHTS, CacheMachine, draw_config, run_cases
 from kvlockstep.fuzz.ops import OPS, Abort, kind_of
 from kvlockstep.fuzz.statistics import CaseWatcher, Statistics
 from kvlockstep.fuzz.targets.reference import ReferenceTarget, new_cache
@@ -20,6 +20,10 @@ from kvlockstep.fuzz.trace import decode_op, encode_op
 
 ALL = ReferenceTarget(CacheConfig()).capabilities
 KINDS = sorted(_RULES)
+INTEGERS = {
+    kind: st.fixed_dictionaries({name: st.integers(low, high) for name, (low, high) in drawn.items()})
+    for kind, drawn in _RULES.items()
+}
 
 drawn_configs = st.tuples(
     st.integers(0, len(PAGE_SIZES) - 1),
@@ -29,8 +33,8 @@ drawn_configs = st.tuples(
     st.integers(0, 6),
     st.integers(0, 47),
 )
-drawn_steps = st.sampled_from(KINDS).flatmap(lambda kind: st.tuples(st.just(kind), st.fixed_dictionaries(_RULES[kind])))
-one_of_each = st.fixed_dictionaries({kind: st.fixed_dictionaries(_RULES[kind]) for kind in KINDS})
+drawn_steps = st.sampled_from(KINDS).flatmap(lambda kind: st.tuples(st.just(kind), INTEGERS[kind]))
+one_of_each = st.fixed_dictionaries(INTEGERS)
 
 
 def apply(model, op):
@@ -78,7 +82,7 @@ def test_every_draw_is_an_operation_when_every_request_fills_its_row_by_a_match(
 
     for kind in KINDS:
         for low in (True, False):
-            integers = {name: 0 if low else strategy.wrapped_strategy.end for name, strategy in _RULES[kind].items()}
+            integers = {name: 0 if low else highest for name, (_, highest) in _RULES[kind].items()}
             assert_is_an_operation(getattr(source, kind)(**integers))
     assert isinstance(source.alloc(0, 0, 0, 0), Abort)
 
@@ -201,7 +205,8 @@ def test_each_switch_is_drawn_with_each_other():
 def test_each_rule_has_a_weight_and_a_draw():
     rules = [name.split("_")[2] for name in vars(CacheMachine) if name.startswith("op_")]
 
-    assert {kind: rules.count(kind) for kind in rules} == {kind: weight.rules for kind, weight in WEIGHTS.items()}
+    weights = {**WEIGHTS, "rarest": RAREST}
+    assert {kind: rules.count(kind) for kind in rules} == {kind: weight.rules for kind, weight in weights.items()}
     assert {op.__name__.lower() for op in OPS} == set(WEIGHTS) == set(_RULES)
 
 

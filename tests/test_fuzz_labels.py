@@ -221,7 +221,14 @@ REACH = [
     Case(labels.reset_with_old_handles_alive, "released", [*published("r0", (1, 2)), Reset()]),
 ]
 
+LONG_EDGE = published("r0", (1, 2, 3, 4, 5, 6, 7, 8, 9))
+
 REACH += [
+    Case(
+        labels.edge_of_four_pages_split_behind_its_second,
+        "match behind the third",
+        [*LONG_EDGE, Submit("r1", (1, 2, 3, 4, 5, 6, 0)), Match("r1")],
+    ),
     Case(labels.eviction_found_nothing, "empty tree", [Evict(1)]),
     Case(labels.eviction_found_nothing, "all locked", [*running("r0", (1, 2, 3)), Checkpoint("r0"), Evict(2)]),
     Case(labels.peek_renewed_a_victim, "whole edge", [*ONE_EDGE, Submit("r1", (1, 2, 3, 4, 8)), Peek("r1")]),
@@ -243,6 +250,16 @@ REACH += [
 ]
 
 MISS = [
+    Case(
+        labels.edge_of_four_pages_split_behind_its_second,
+        "behind its first",
+        [*LONG_EDGE, Submit("r1", (1, 2, 0)), Match("r1")],
+    ),
+    Case(
+        labels.edge_of_four_pages_split_behind_its_second,
+        "edge of two pages",
+        [*ONE_EDGE, Submit("r1", (1, 2, 0)), Match("r1")],
+    ),
     Case(labels.eviction_found_nothing, "one node", [*ONE_EDGE, Evict(1)]),
     Case(labels.peek_renewed_a_victim, "nothing found", [*ONE_EDGE, Submit("r1", (7, 7, 8)), Peek("r1")]),
     Case(

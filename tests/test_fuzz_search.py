@@ -1,4 +1,4 @@
-"""Classes of states, transitions between them, and the search that goes back to what was met least often."""
+"""Classes of states, transitions between them, and the search that tries what was tried least."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from kvlockstep.fuzz.labels import Memory
 from kvlockstep.fuzz.lockstep import Lockstep
 from kvlockstep.fuzz.machine import run_cases
 from kvlockstep.fuzz.ops import Alloc, AllocItem, Checkpoint, Commit, Evict, Match, Release, Submit
-from kvlockstep.fuzz.search import LONGEST, N_DRAWN, Frontier
+from kvlockstep.fuzz.search import Search
 from kvlockstep.fuzz.states import StateClass, state_class
 from kvlockstep.fuzz.statistics import CaseWatcher, Statistics
 from kvlockstep.fuzz.targets.reference import ReferenceTarget
@@ -22,13 +22,12 @@ ONE = [Submit("a", (1, 2, 3, 4), PLAIN), Match("a"), Alloc((AllocItem("a", 4),))
 EMPTY = StateClass("roomy", "empty", "none", "none", "some")
 
 
-def run(ops, config=SMALL, frontier=None):
+def run(ops, config=SMALL, search=None):
     """Run operations on the reference target; give the statistics and the last snapshot."""
-    statistics, done = Statistics(), []
-    watch = CaseWatcher(statistics, Memory(config), frontier, done)
+    statistics = Statistics()
+    watch = CaseWatcher(statistics, Memory(config), search)
     lockstep = Lockstep(config, ReferenceTarget(config), watch=watch)
     for op in ops:
-        done.append(op)
         lockstep.run(op)
     return statistics, lockstep.now
 
@@ -88,74 +87,33 @@ def test_reset_is_possible_where_nothing_lives():
     assert not StateClass("roomy", "empty", "one", "none", "some").allows("reset")
 
 
-def test_frontier_keeps_the_shortest_way_to_each_situation():
-    frontier = Frontier()
+def test_search_puts_first_what_was_tried_least_in_the_class_at_hand():
+    search, kinds = Search(), ("alloc", "commit", "evict")
+    for kind in ("alloc", "alloc", "evict"):
+        search.note(kind, EMPTY)
 
-    assert frontier.meet(("s",), SMALL, ONE)
-    assert not frontier.meet(("s",), SMALL, ONE[:2])
-    assert not frontier.meet(("s",), SMALL, ONE)
-
-    assert frontier.begin(N_DRAWN - 1) == (SMALL, tuple(ONE[:2]))
-
-
-def test_frontier_does_not_keep_a_way_too_long_to_read():
-    frontier = Frontier()
-    frontier.meet(("s",), SMALL, [Match("a")] * (LONGEST + 1))
-
-    assert len(frontier) == 0
-    assert frontier.begin(N_DRAWN - 1) is None
+    assert search.rarest_first(EMPTY, kinds) == ["commit", "evict", "alloc"]
+    assert search.rarest_first(EMPTY._replace(pool="full"), kinds) == list(kinds), "nothing was tried there"
 
 
-def test_half_of_what_is_drawn_begins_afresh_and_most_of_the_rest_at_what_was_met_least():
-    frontier = Frontier()
-    for n in range(10):
-        for _ in range(10 - n):
-            frontier.meet((n,), SMALL, [Match(f"r{n}")])
+def test_search_counts_what_is_done_and_what_is_refused():
+    search = Search()
+    run([Evict(0), Evict(0), Submit("a", (1,), PLAIN)], search=search)
 
-    begun = [frontier.begin(drawn) for drawn in range(N_DRAWN)]
-
-    assert begun[: N_DRAWN // 2] == [None] * (N_DRAWN // 2)
-    counts = [sum(at == (SMALL, (Match(f"r{n}"),)) for at in begun) for n in range(10)]
-    assert counts == sorted(counts)
-    assert counts[9] > 3 * counts[5] > 0
+    assert search.rarest_first(EMPTY, ("evict", "submit", "peek")) == ["peek", "submit", "evict"]
 
 
-def test_case_that_goes_on_from_a_way_runs_its_operations_first(tmp_path):
-    begun = []
-
-    class Recorded(Worker):
-        def begin_case(self, drawn):
-            known = super().begin_case(drawn | N_DRAWN // 2)
-            begun.append((known, self))
-            return known
-
-        def start(self, config):
-            if begun[:-1] and begun[-2][0] is not None:
-                assert tuple(self.ops[: len(begun[-2][0][1])]) == begun[-2][0][1]
-                assert self.header.config == begun[-2][0][0]
-            return super().start(config)
-
-    order = Order("reference", None, 600.0, 0, str(tmp_path), "worker")
-    run_cases(Recorded(order, ReferenceTarget, lambda event, **facts: None), 1, n_cases=12, steps=30)
-
-    assert sum(known is not None for known, _ in begun) >= 10
-
-
-def test_search_is_the_same_for_the_same_seed(tmp_path):
-    def statistics_of():
-        worker = Worker(Order("reference", None, 600.0, 0, str(tmp_path), "w"), ReferenceTarget, lambda *_, **__: None)
-        for batch in range(3):
-            run_cases(worker, batch, n_cases=10, steps=40)
-        return worker.statistics
-
-    assert statistics_of() == statistics_of()
-
-
-def test_worker_that_shall_not_learn_begins_every_case_afresh(tmp_path):
-    order = Order("reference", None, 600.0, 0, str(tmp_path), "worker", learn=False)
+def statistics_of(out, learn, batches=3):
+    """Run batches of cases as a worker does."""
+    order = Order("reference", None, 600.0, 0, str(out), "worker", learn=learn)
     worker = Worker(order, ReferenceTarget, lambda event, **facts: None)
-    run_cases(worker, 1, n_cases=5, steps=30)
+    for batch in range(batches):
+        run_cases(worker, batch, n_cases=20, steps=60)
+    return worker.statistics
 
-    assert worker.begin_case(N_DRAWN - 1) is None
-    assert worker.statistics.situations == 0
-    assert len(worker.statistics.transitions) > 20
+
+def test_search_is_the_same_for_the_same_seed_and_tries_more_than_weights_do(tmp_path):
+    learned, again, by_weight = (statistics_of(tmp_path, learn) for learn in (True, True, False))
+
+    assert learned == again
+    assert len(learned.transitions) > len(by_weight.transitions)

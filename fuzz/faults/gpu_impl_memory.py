@@ -48,7 +48,7 @@ MEMORY_FAULTS = (
     ),
     SourceFault(
         name="free-of-several-lists-one-twice",
-        story="Pages that come back together are listed up to the last one, and the one before it once more in its place.",
+        story="Of pages that come back together the last one is left out, and the one before it listed twice.",
         kind="same thing freed twice",
         bug="vllm-project/vllm#42571",
         module="free_stack.py",

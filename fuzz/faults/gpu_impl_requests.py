@@ -83,7 +83,7 @@ REQUEST_FAULTS = (
         module="cache.py",
         old="        overlap = 1 if self.config.bigram and n_pages else 0",
         new="        overlap = 2 if self.config.bigram and n_pages else 0",
-        laws=("EdgeMalformed",),
+        laws=("EdgeMalformed", "ProtectedLenOffPath"),
     ),
     SourceFault(
         name="reset-sets-generations-back",

@@ -36,6 +36,20 @@ def make(config: CacheConfig) -> "GpuImplTarget":
     return GpuImplTarget(config)
 
 
+_DEFAULTS: dict[str, object] = {"namespace": NO_NAMESPACE, "priority": 0, "private": False, "publish": False}
+"""Of arguments of the cache; no engine says them either."""
+
+
+def _said(**arguments: object) -> dict[str, Any]:
+    """Leave out the arguments that are the default."""
+    return {name: value for name, value in arguments.items() if value != _DEFAULTS[name]}
+
+
+def _if_any(tokens: Sequence[int]) -> "tuple[array[int], ...]":
+    """Leave out a last argument that would be an array of nothing."""
+    return (array("i", tokens),) if tokens else ()
+
+
 class GpuImplTarget:
     """One `KvCache`. ``impl`` is the package it comes from, so that an altered copy can stand in."""
 
@@ -55,27 +69,35 @@ class GpuImplTarget:
         self._units_of: dict[bytes, tuple[Unit, ...]] = {}
         self._slots_of: dict[bytes, list[int]] = {}
         self._planes = Planes(config)
+        self._retracted: dict[str, array[int]] = {}  # tokens that the cache gave back, for the next match
 
     # Operations
 
     def peek(self, request: str, tokens: Sequence[int], namespace: Namespace, private: bool) -> int:
-        matched_len: int = self._ask(lambda: self._cache.peek(request, array("i", tokens), namespace, private))
+        known, said = self._tokens(request, tokens), _said(namespace=namespace, private=private)
+        matched_len: int = self._ask(lambda: self._cache.peek(request, known, **said))
         return matched_len
 
     def match(self, request: str, tokens: Sequence[int], namespace: Namespace, priority: int, private: bool) -> int:
-        tokens = array("i", tokens)
-        matched_len: int = self._ask(lambda: self._cache.match(request, tokens, namespace, priority, private))
+        known = self._tokens(request, tokens)
+        said = _said(namespace=namespace, priority=priority, private=private)
+        matched_len: int = self._ask(lambda: self._cache.match(request, known, **said))
+        self._retracted.pop(request, None)
         return matched_len
 
+    def _tokens(self, request: str, tokens: Sequence[int]) -> "array[int]":
+        """Give what the cache itself gave back when it retracted the request, or else what the harness knows."""
+        return self._retracted.get(request, array("i", tokens))
+
     def alloc(self, batch: Sequence[AllocItem]) -> AllocResult:
-        items = [self._impl.Extend(item.request, item.n, array("i", item.drafts)) for item in batch]
+        items = [self._impl.Extend(item.request, item.n, *_if_any(item.drafts)) for item in batch]
         done = self._ask(lambda: self._cache.alloc(items))
         slots = done.write_set.tolist()
         write_sets = [slots[start : start + n] for start, n in zip(done.offsets, done.lengths, strict=True)]
         return AllocResult(write_sets, [freed.tolist() for freed in done.evicted])
 
     def commit(self, request: str, kept: int, sampled: Sequence[int]) -> None:
-        self._ask(lambda: self._cache.commit(request, kept, array("i", sampled)))
+        self._ask(lambda: self._cache.commit(request, kept, *_if_any(sampled)))
 
     def checkpoint(self, request: str) -> None:
         self._ask(lambda: self._cache.checkpoint(request))
@@ -87,7 +109,11 @@ class GpuImplTarget:
         self._ask(lambda: self._cache.abort(request))
 
     def retract(self, request: str, publish: bool) -> None:
-        self._ask(lambda: self._cache.retract(request, publish))
+        self._retracted[request] = self._ask(lambda: self._cache.retract(request, **_said(publish=publish)))
+
+    def forget(self, request: str) -> None:
+        """A waiting request has ended: its name may come back with other tokens."""
+        self._retracted.pop(request, None)
 
     def evict(self, n_slots: int) -> list[list[int]]:
         return [freed.tolist() for freed in self._ask(lambda: self._cache.evict(n_slots))]
