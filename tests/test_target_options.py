@@ -14,7 +14,7 @@ from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.crew import WorkerState, follow
 from kvlockstep.fuzz.describe import describe_config
 from kvlockstep.fuzz.draws import NAMESPACES, Draws
-from kvlockstep.fuzz.label_needs import LARGER_PAGES, NEED_LARGER_PAGES
+from kvlockstep.fuzz.label_needs import IMPOSSIBLE_WITH, LARGER_PAGES, NEED_LARGER_PAGES
 from kvlockstep.fuzz.labels import LABELS, name_of
 from kvlockstep.fuzz.lockstep import Lockstep
 from kvlockstep.fuzz.machine import draw_config, run_cases
@@ -448,9 +448,10 @@ def test_allowances_survive_json_with_those_that_were_not_used():
 def test_splits_are_not_required_where_every_page_is_a_node(tmp_path):
     state = state_of(PagesAreNodes, tmp_path)
     missed = {name_of(label) for label in labels_short([state])}
-    splits = {"edge split", "locked edge split", "split at page boundary inside edge"}
+    splits = {name_of(label) for label in IMPOSSIBLE_WITH}
 
-    assert [state.statistics.labels[name] for name in splits] == [0, 0, 0]
+    assert {state.statistics.labels[name] for name in splits} == {0}
+    assert len(splits) == 4
     assert missed.isdisjoint(splits)
     state.statistics.allowances.clear()
     assert {name_of(label) for label in labels_short([state])} == missed | splits
