@@ -520,7 +520,7 @@ def test_every_message_of_the_guide_is_given():
 
     assert len(table_of_messages()) == len(MISTAKES) + len(of_runs)
     assert [line for line in of_runs if plain(line) not in map(plain, verdicts_of_short_runs())] == []
-    assert len(of_runs) == 4
+    assert len(of_runs) == 5
 
 
 def verdicts_of_short_runs():
@@ -532,7 +532,7 @@ def verdicts_of_short_runs():
     order = Order("my_target:make", None, 5.0, 0, "out", "my_target")
     found = Canary("WriteSlotRepeated", 13, 0.1)
     slow, flaky = WorkerState(order, canary=found), WorkerState(order, canary=found)
-    slow.statistics = Statistics(cases=1, cases_under_pressure=1)
+    slow.statistics = Statistics(cases=8, cases_under_pressure=1)
     slow.statistics.outcomes["alloc", "done"] = 700
     slow.statistics.labels["row reused"] = 3
     slow.capabilities = ["no_sharing"]
