@@ -1,7 +1,7 @@
 """What the search gains by learning: operations until a planted fault shows, with and without it, on the same seeds.
 
 Both sides hunt each fault from scratch with each seed, side by side on the same machine. Where the one lets the search
-choose a kind of operation (``fuzz/search.py``), the other (``Order.learn`` off) draws it by weight; all else is the same.
+choose a kind of operation (``fuzz/search.py``), the other (``Order.learn`` off) draws it by weight.
 A fault that was not found counts with the operations done in its time, so that the gain is not made larger by it.
 Operations do not depend on the load of the machine, but for hunts that run out of time.
 

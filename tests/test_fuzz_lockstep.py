@@ -111,8 +111,10 @@ class Cases:
             raise StopCase from violation
 
     def first_violation(self, seed, n_cases=150):
+        """Draw cases in batches, as a worker does: within one batch Hypothesis keeps to what it drew first."""
         with suppress(StopCase):
-            run_cases(self, seed, n_cases, 60)
+            for batch in range(0, n_cases, 20):
+                run_cases(self, (seed << 20) + batch, min(20, n_cases - batch), 60)
         return self.violation
 
 
