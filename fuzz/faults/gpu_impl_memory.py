@@ -54,7 +54,7 @@ MEMORY_FAULTS = (
         module="free_stack.py",
         old="        self.free.extend(numbers)",
         new="        self.free.extend(numbers[:-1])\n        self.free.extend(numbers[-2:-1] or numbers[-1:])",
-        laws=("PageOwnedTwice",),
+        laws=("PageOwnedTwice", "PageLeaked"),
         needs=("balanced totals with two owners",),
     ),
     SourceFault(
