@@ -48,7 +48,7 @@ def _edges_cut(seen: Observation) -> list[tuple[NodeView, NodeView]]:
     now = _by_first_slot(seen.now)
     cut = []
     for old in seen.before.nodes:
-        new = now.get(old.slots[FULL][0])
+        new = now.get(old.slots[FULL][0]) if old.slots.get(FULL) else None
         if new is not None and len(new.units) < len(old.units):
             cut.append((old, new))
     return cut
@@ -178,8 +178,12 @@ def peek_renewed_a_victim(seen: Observation, memory: Memory) -> bool:
     now = _by_first_slot(seen.now)
     before = seen.before.nodes or []
     parents = {view.parent for view in before}
-    leaves = [view for view in before if view.lock_ref == 0 and view.node not in parents and view.stamp is not None]
-    return any(view.slots[FULL][0] in now and now[view.slots[FULL][0]].stamp != view.stamp for view in leaves)
+    leaves = {
+        slot: view
+        for slot, view in _by_first_slot(seen.before).items()
+        if view.lock_ref == 0 and view.node not in parents and view.stamp is not None
+    }
+    return any(slot in now and now[slot].stamp != view.stamp for slot, view in leaves.items())
 
 
 def allocation_evicted(seen: Observation, memory: Memory) -> bool:
@@ -299,7 +303,7 @@ def token_of_31_bits_published(seen: Observation, memory: Memory) -> bool:
     """A token that fills its integer, such as engines give to images, has become part of a key."""
     if seen.now.nodes is None or seen.now.nodes is seen.before.nodes:
         return False
-    lasts = [view.units[-1] for view in seen.now.nodes]
+    lasts = [view.units[-1] for view in seen.now.nodes if view.units]  # an edge of none breaks law 7, if that is asked
     return any((unit if isinstance(unit, int) else unit[1]) >> 30 for unit in lasts)
 
 
