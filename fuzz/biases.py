@@ -27,9 +27,8 @@ class Bias:
 
 # submit, by `switch`
 TWIN = Bias((*range(4, 14), 28), 32, "duplicate pages freed at checkpoint")  # the prompt of a live request once more
-BEHIND_LEAF = Bias(
-    (*range(14, 24), 27), 32, "victim chosen among several by lfu"
-)  # a prompt that ends right behind a leaf
+# a prompt that ends right behind a leaf
+BEHIND_LEAF = Bias((*range(14, 24), 27), 32, "match of whole prompt minus one")
 LONG = Bias((24, 25), 32, "edge of four pages split behind its second")
 PRIVATE = Bias((26, 27, 28), 32, "private request published nothing")
 LARGEST = Bias((29,), 32, "token of 31 bits published")  # a placeholder such as engines give to images
