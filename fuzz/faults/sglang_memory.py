@@ -42,21 +42,6 @@ def _decode_ignores_page_boundary(
     return last_loc.to(torch.int64) + 1
 
 
-def _extend_behind_first_request(
-    original: Wrapper,
-    allocator: Any,
-    prefix_lens: Any,
-    prefix_lens_cpu: Any,
-    seq_lens: Any,
-    seq_lens_cpu: Any,
-    last_loc: Any,
-    *others: Any,
-    **named: Any,
-) -> Any:
-    last_loc = last_loc[:1].repeat(len(last_loc))
-    return original(allocator, prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, last_loc, *others, **named)
-
-
 def _extend_refuses_exact_fit(
     original: Wrapper, allocator: Any, prefix_lens: Any, prefix_lens_cpu: Any, *others: Any, **named: Any
 ) -> Any:
@@ -142,15 +127,6 @@ MEMORY_FAULTS = (
         plant=around(f"{PAGED}.alloc_decode", _decode_ignores_page_boundary),
         laws=("PageOwnedTwice", "PageOutOfRange"),
         needs=("off by one only at kP",),
-    ),
-    PatchFault(
-        name="extend-goes-on-behind-first-request",
-        story="In a batch every request goes on behind the last slot of the first one.",
-        kind="reuse while a reader or writer is still in flight",
-        bug="wtdcode/vllm-backport#63",
-        target="sglang:unified-python",
-        plant=around(f"{PAGED}.alloc_extend", _extend_behind_first_request),
-        laws=("PageOwnedTwice", "WriteSlotIllegal"),
     ),
     PatchFault(
         name="extend-refuses-exact-fit",
