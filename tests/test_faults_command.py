@@ -57,6 +57,7 @@ def command(monkeypatch, capsys, tmp_path):
     After ``stop`` of them comes Ctrl-C.
     """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)  # as wide as a file, whatever the terminal of those who test
 
     def run(*arguments, hunts=honest, stop=None):
         hunted = []
