@@ -13,7 +13,6 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from kvlockstep.fuzz.campaign import CHARTER, by_target, remarks, replays, too_seldom, verdict_of
 from kvlockstep.fuzz.cli_faults import faults
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.crew import WorkerState, n_cores, run_workers
@@ -55,6 +54,7 @@ from kvlockstep.fuzz.report import PlainProgress, print_failure, print_run
 from kvlockstep.fuzz.targets.base import allowances_of
 from kvlockstep.fuzz.trace import Header, Trace, TraceError, TraceWriter, read_trace, write_trace
 from kvlockstep.fuzz.trace_bounds import LANES
+from kvlockstep.fuzz.verdict import CHARTER, by_target, remarks, replays, too_seldom, verdict_of
 from kvlockstep.fuzz.worker import Order
 
 console = make_console()

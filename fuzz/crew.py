@@ -3,7 +3,7 @@
 Workers are separate processes, so that a lane, a CUDA context or a segmentation fault stays with one of them, and
 each runs with the Python that its target needs. Signals come to this process alone, which passes them on: a
 worker in the middle of an import would answer Ctrl-C with a traceback. What the reports mean for the run is settled
-in ``campaign.py``.
+in ``verdict.py``.
 """
 
 import json

@@ -8,7 +8,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from kvlockstep.fuzz.campaign import by_target, labels_short, merged
 from kvlockstep.fuzz.crew import WorkerState
 from kvlockstep.fuzz.label_needs import PARTS_OF_NODES
 from kvlockstep.fuzz.labels import LABELS, name_of
@@ -16,6 +15,7 @@ from kvlockstep.fuzz.ops import OPS
 from kvlockstep.fuzz.states import StateClass
 from kvlockstep.fuzz.statistics import Statistics
 from kvlockstep.fuzz.targets.base import REFUSALS
+from kvlockstep.fuzz.verdict import by_target, labels_short, merged
 
 NARROW = 60
 """Columns below which a table has no room for sentences."""

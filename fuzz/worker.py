@@ -1,6 +1,6 @@
 """One fuzzing process: one target on one lane, from one seed, until the budget is spent or a law is broken.
 
-Started by ``campaign.py`` with its order as one JSON argument; reports as JSON lines on what was standard
+Started by ``crew.py`` with its order as one JSON argument; reports as JSON lines on what was standard
 output when it started, so that a parent needs nothing but a pipe. What a target prints goes to standard
 error. Operations are on disk before they run. A failure is stored as it was found before it is minimized, so
 that an interrupted minimizer loses nothing. A worker ends when its parent does.

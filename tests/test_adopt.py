@@ -13,7 +13,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from kvlockstep.fuzz.campaign import verdict_of
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.lockstep import Lockstep, TargetRaised
 from kvlockstep.fuzz.machine import PAGE_SIZES, run_cases
@@ -21,6 +20,7 @@ from kvlockstep.fuzz.registry import BUILT_IN, TargetUnusable, factory_for
 from kvlockstep.fuzz.statistics import Statistics
 from kvlockstep.fuzz.targets.base import OutOfPages, OutOfRows
 from kvlockstep.fuzz.targets.wrong import WRONG
+from kvlockstep.fuzz.verdict import verdict_of
 from kvlockstep.invariants import FULL, Violation
 from kvlockstep.invariants.agreement import ChoiceIllegal, OutcomeDiffers, RequestsDiffer, TreeDiffers
 from kvlockstep.invariants.content import ContentWrong, MatchedUncommitted, MatchTooLong

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from kvlockstep.fuzz import cli
-from kvlockstep.fuzz.campaign import Verdict
 from kvlockstep.fuzz.crew import run_workers
 from kvlockstep.fuzz.labels import LABELS, name_of
 from kvlockstep.fuzz.ops import Release
 from kvlockstep.fuzz.trace import read_trace
+from kvlockstep.fuzz.verdict import Verdict
 from kvlockstep.fuzz.worker import Order
 
 CLEAN, VIOLATION, USAGE, UNKNOWN, CRASHED, BROKEN, INTERRUPTED = 0, 1, 2, 10, 11, 12, 130

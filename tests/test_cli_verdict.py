@@ -5,13 +5,13 @@ import io
 import pytest
 from rich.console import Console
 
-from kvlockstep.fuzz.campaign import remarks, verdict_of
 from kvlockstep.fuzz.cli import console as console_of_commands
 from kvlockstep.fuzz.config import POLICIES
 from kvlockstep.fuzz.crew import WorkerState, follow
 from kvlockstep.fuzz.labels import LABELS, name_of
 from kvlockstep.fuzz.report import print_failure, print_run, unobserved_lines
 from kvlockstep.fuzz.statistics import Statistics
+from kvlockstep.fuzz.verdict import remarks, verdict_of
 from kvlockstep.fuzz.worker import Order
 
 CLEAN, VIOLATION, USAGE, UNKNOWN, CRASHED, BROKEN = 0, 1, 2, 10, 11, 12

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from kvlockstep.fuzz.campaign import shortfalls
 from kvlockstep.fuzz.canary import CANARY_OPERATIONS, Canary, RepeatsWriteSlot
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.crew import WorkerState, follow
@@ -14,6 +13,7 @@ from kvlockstep.fuzz.lockstep import Lockstep
 from kvlockstep.fuzz.ops import Alloc, AllocItem, Match, Submit
 from kvlockstep.fuzz.registry import factory_for
 from kvlockstep.fuzz.targets.reference import ReferenceTarget
+from kvlockstep.fuzz.verdict import shortfalls
 from kvlockstep.fuzz.worker import Order, Worker
 from kvlockstep.invariants.writes import WriteSlotRepeated
 

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from kvlockstep.fuzz.campaign import merged, remarks, shortfalls, verdict_of
 from kvlockstep.fuzz.canary import Canary
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.crew import WorkerState, follow
@@ -18,6 +17,7 @@ from kvlockstep.fuzz.statistics import CaseWatcher, Statistics
 from kvlockstep.fuzz.target_check import CAPABILITIES as KNOWN
 from kvlockstep.fuzz.target_check import defect_of
 from kvlockstep.fuzz.targets.reference import ReferenceTarget
+from kvlockstep.fuzz.verdict import merged, remarks, shortfalls, verdict_of
 from kvlockstep.fuzz.worker import Order, Worker
 from kvlockstep.invariants import FULL, Observation
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlockstep.fuzz import campaign, cli, environments
-from kvlockstep.fuzz.campaign import verdict_of
+from kvlockstep.fuzz import cli, environments
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.crew import WorkerState, follow, run_workers
 from kvlockstep.fuzz.environments import SGLANG_VERSION, VARIABLE
@@ -27,6 +26,7 @@ from kvlockstep.fuzz.report import print_run
 from kvlockstep.fuzz.statistics import Statistics
 from kvlockstep.fuzz.targets.reference import ReferenceTarget
 from kvlockstep.fuzz.trace import Header, Trace, read_trace, write_trace
+from kvlockstep.fuzz.verdict import FLOOR_PER_MINUTE, SGLANG_FLOOR_PER_MINUTE, verdict_of
 from kvlockstep.fuzz.worker import Order
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -209,11 +209,11 @@ def test_run_that_is_clean_says_on_how_many_targets():
 
 
 def test_trees_of_sglang_have_floors_of_their_own():
-    least = campaign.SGLANG_FLOOR_PER_MINUTE
+    least = SGLANG_FLOOR_PER_MINUTE
     enough = [state_of(RADIX, lane, f"radix-{lane}", done=least[lane]) for lane in ("torch", "interpret")]
     too_few = [state_of(RADIX, "interpret", "radix-interpret", done=least["interpret"] - 1)]
 
-    assert least["interpret"] < least["torch"] < campaign.FLOOR_PER_MINUTE["torch"]
+    assert least["interpret"] < least["torch"] < FLOOR_PER_MINUTE["torch"]
     assert verdict_of(enough, 60.0).code == CLEAN
     assert verdict_of(too_few, 60.0).lines == [
         f"worker radix-interpret: {least['interpret'] - 1} operations done, expected {least['interpret']} in 60 s"

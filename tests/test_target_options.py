@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from kvlockstep.fuzz.campaign import labels_short, merged, remarks
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.crew import WorkerState, follow
 from kvlockstep.fuzz.describe import describe_config
@@ -30,6 +29,7 @@ from kvlockstep.fuzz.targets.gpu_impl import GpuImplTarget
 from kvlockstep.fuzz.targets.reference import ReferenceTarget, new_cache
 from kvlockstep.fuzz.targets.wrong import LeaksOnAbort
 from kvlockstep.fuzz.trace import Header, decode_header, encode_header
+from kvlockstep.fuzz.verdict import labels_short, merged, remarks
 from kvlockstep.fuzz.worker import N_LOOKS, Order, Worker
 from kvlockstep.reference.allowances import ALLOWANCES
 
