@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.describe import signature_of
@@ -85,7 +86,17 @@ def failing_signature(config: CacheConfig, ops: Sequence[Op], factory: Factory) 
     return None, len(ops)
 
 
-def verdict_of(header: Header, run: Run) -> str:
+class Outcome(Protocol):
+    """What a verdict needs of a run, wherever that was."""
+
+    @property
+    def signature(self) -> str | None: ...
+
+    @property
+    def statistics(self) -> Statistics: ...
+
+
+def verdict_of(header: Header, run: Outcome) -> str:
     """Compare a run with what the header says of the trace.
 
     ``FAILED``: it violates, as stored or with nothing stored. ``DIFFERENT``: it violates with another

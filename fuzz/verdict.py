@@ -17,6 +17,7 @@ from kvlockstep.fuzz.labels import LABELS, Label, name_of
 from kvlockstep.fuzz.registry import SGLANG_TARGETS
 from kvlockstep.fuzz.statistics import Statistics
 from kvlockstep.fuzz.target_check import CAPABILITIES
+from kvlockstep.fuzz.ward import LIMITS, Limits
 
 FLOOR_PER_MINUTE: dict[str | None, int] = {"torch": 10_000, "cuda": 10_000, "interpret": 1_000, None: 10_000}
 """Operations that a lane must have done, not refused, in a minute; less proves too little to be called clean."""
@@ -39,16 +40,20 @@ class Verdict:
     lines: list[str]
 
 
-def replays(trace_path: str, target: str) -> bool:
-    """Run a stored trace in a fresh process; True if it fails there as its header says. Raises TargetUnusable."""
-    command = [python_for(target), "-P", "-m", "kvlockstep", "replay", "--quiet", "--target", target, trace_path]
+def replays(trace_path: str, target: str, limits: Limits = LIMITS) -> bool:
+    """Run a stored trace in a fresh process; True if it fails there as its header says. Raises TargetUnusable.
+
+    ``limits`` are for a failure that is a death or a hang.
+    """
+    words = ["replay", "--quiet", "--target", target, *limits.options(), trace_path]
+    command = [python_for(target), "-P", "-m", "kvlockstep", *words]
     try:
         done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
-            timeout=GRACE_S,
+            timeout=2 * GRACE_S + limits.hang_seconds,
             start_new_session=True,
         )
     except subprocess.TimeoutExpired:
