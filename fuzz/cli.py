@@ -4,20 +4,26 @@ How a command ends, also in trouble, is in ``exits.py``.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace as replaced
 from pathlib import Path
+from threading import Thread
+from typing import Any, NoReturn
 
 import click
 from rich.table import Table
 from rich.text import Text
 
+from kvlockstep.fuzz.campaign.supervisor import Bounds
+from kvlockstep.fuzz.cli_campaign import Asked, read_duration, read_shard, read_size, run_campaign
 from kvlockstep.fuzz.cli_faults import faults
+from kvlockstep.fuzz.cli_gate import gate
+from kvlockstep.fuzz.cli_ray import run_on_ray
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.crew import WorkerState, n_cores, run_workers
 from kvlockstep.fuzz.doctor import Finding, examine, targets_here
-from kvlockstep.fuzz.environments import go_where_it_runs, python_for
+from kvlockstep.fuzz.environments import go_where_it_runs
 from kvlockstep.fuzz.exits import (
     CLEAN,
     CRASHED,
@@ -34,17 +40,16 @@ from kvlockstep.fuzz.exits import (
     writing,
 )
 from kvlockstep.fuzz.failures import replay_line
+from kvlockstep.fuzz.minimize import Judge, Minimizer
 from kvlockstep.fuzz.ops import Op
 from kvlockstep.fuzz.outcomes import OutcomeLog
+from kvlockstep.fuzz.places import lanes_named, names_of, places_for
 from kvlockstep.fuzz.registry import (
     BUILT_IN,
     LANED,
-    SGLANG_TARGETS,
     Factory,
-    TargetUnusable,
     check_fault,
     check_lane,
-    check_name,
     choose_lane,
     factory_for,
     targets_named,
@@ -55,7 +60,8 @@ from kvlockstep.fuzz.targets.base import allowances_of
 from kvlockstep.fuzz.trace import Header, Trace, TraceError, TraceWriter, read_trace, write_trace
 from kvlockstep.fuzz.trace_bounds import LANES
 from kvlockstep.fuzz.verdict import CHARTER, by_target, remarks, replays, too_seldom, verdict_of
-from kvlockstep.fuzz.worker import Order
+from kvlockstep.fuzz.ward import HANG_SECONDS, MEMORY_BYTES, Ended, Limits, Ward, is_of_ward
+from kvlockstep.fuzz.worker import Order, end_with
 
 console = make_console()
 
@@ -67,6 +73,9 @@ EXIT_CODES = (
 
 
 MAX_SEED = (1 << 63) - 1
+
+LAST_WORDS_S = 8.0
+"""A campaign whose parent is gone has so long to store what it has."""
 
 LONG_ENOUGH = 300.0
 """Seconds in which every state has been reached that can be; after them more time is no advice."""
@@ -110,27 +119,83 @@ def commands(context: click.Context) -> None:
     metavar="LAW",
     help="A law of the charter (1, 2, 3) that the target need not show to be called clean.",
 )
+@click.option(
+    "--for",
+    "lasts",
+    default=None,
+    callback=read_duration,
+    metavar="TIME",
+    help="Run a campaign of so long: 8h, 90m, 45s.",
+)
+@click.option("--workers", default=None, type=click.IntRange(1, 4096), help="Of a campaign. Default: one a core.")
+@click.option("--resume", is_flag=True, help="Go on with the campaign in OUT that was asked the same and did not end.")
+@click.option(
+    "--shard",
+    default="1/1",
+    show_default=True,
+    callback=read_shard,
+    metavar="I/N",
+    help="The part of a campaign to do here, or auto.",
+)
+@click.option("--base", default=None, metavar="TEXT", help="Of the seeds of a campaign. Default: the date it begins.")
+@click.option("--units", default=None, type=click.IntRange(1), help="End a campaign after so many of each worker, too.")
+@click.option("--hang-seconds", default=60.0, show_default=True, type=Seconds(), help="For one operation, at most.")
+@click.option(
+    "--memory",
+    default="4G",
+    show_default=True,
+    callback=read_size,
+    metavar="SIZE",
+    help="Of one worker of a campaign, at most.",
+)
+@click.option(
+    "--store", default=None, metavar="URL", help="Where shards on several machines meet: a folder, or s3://..."
+)
+@click.option("--ray", default=None, metavar="ADDRESS", help="Run WORKERS shards on Ray: auto, local or HOST:PORT.")
+@click.option("--end-with-parent", default=None, type=int, hidden=True, metavar="PID")
 def fuzz(
-    target: str, lanes: str, seconds: float, seed: int, out: Path, fault: str | None, accepted: tuple[str, ...]
+    target: str,
+    lanes: str,
+    seconds: float,
+    seed: int,
+    out: Path,
+    fault: str | None,
+    accepted: tuple[str, ...],
+    lasts: float | None,
+    **of_campaign: Any,
 ) -> None:
     """Fuzz one or several targets against the reference model, each in processes of its own.
 
     Of several targets one that cannot be had here is not run, and then the run is not clean.
+
+    With --for it is a campaign: workers that end or die are replaced, what is found is sorted by its cause, and
+    everything is kept in OUT, which several campaigns may share.
     """
-    chosen = [lane.strip() for lane in lanes.split(",") if lane.strip()]
-    if not chosen or any(lane not in LANES for lane in chosen):
-        raise Stop(f"--lanes {lanes!r}: expected one or more of {', '.join(LANES)}", USAGE)
+    chosen = lanes_named(lanes)
+    if lasts is not None:
+        _refuse_with_for(click.get_current_context())
+        faults = tuple(one.strip() for one in (fault or "").split(",") if one.strip())
+        accepted_laws = tuple(int(law) for law in accepted)
+        bounds = Bounds(of_campaign.pop("hang_seconds"), of_campaign.pop("memory"))
+        ray, parent = of_campaign.pop("ray"), of_campaign.pop("end_with_parent")
+        if parent is not None:
+            Thread(target=end_with, args=(parent, LAST_WORDS_S), daemon=True).start()
+        asked = Asked(
+            target, chosen, lasts, out=out, faults=faults, bounds=bounds, accepted=accepted_laws, **of_campaign
+        )
+        sys.exit(run_campaign(console, asked) if ray is None else run_on_ray(console, asked, ray))
+    _refuse_without_for(click.get_current_context())
     with usable():
         names = targets_named(target)
         if fault is not None and len(names) > 1:
             raise Stop(f"--fault {fault}: expected one target with it, got {len(names)}", USAGE)
         if fault is not None:
             check_fault(fault)
-    workers, not_run = _workers_for(names, chosen)
+    workers, not_run = places_for(console, names, chosen)
     _make_folder(out)
     orders = [
         Order(name, lane, seconds, seed * len(workers) + i, str(out), worker, fault)
-        for i, ((name, lane), worker) in enumerate(zip(workers, _worker_names(workers), strict=True))
+        for i, ((name, lane), worker) in enumerate(zip(workers, names_of(workers), strict=True))
     ]
     fuzzed = ", ".join(dict.fromkeys(name for name, _ in workers))
     console.print(
@@ -142,37 +207,21 @@ def fuzz(
         sys.exit(_fuzz(orders, seconds, [int(law) for law in accepted], out, not_run))
 
 
-WorkerOf = tuple[str, str | None]
-"""A target and the lane that one worker runs it on, if it has lanes."""
+def _refuse_with_for(context: click.Context) -> None:
+    for name in ("seconds", "seed"):
+        if _is_given(context, name):
+            raise Stop(f"--{name}: not with --for; a campaign has --for and --base", USAGE)
 
 
-def _workers_for(names: list[str], lanes: list[str]) -> tuple[list[WorkerOf], list[str]]:
-    """Return the workers of a run, and the targets that cannot be run here; those are said, a line each.
+def _refuse_without_for(context: click.Context) -> None:
+    of_a_campaign = ("workers", "resume", "shard", "base", "units", "hang_seconds", "memory", "store", "ray")
+    for name in of_a_campaign:
+        if _is_given(context, name):
+            raise Stop(f"--{name.replace('_', '-')}: belongs to a campaign, say --for 8h with it", USAGE)
 
-    Raises Stop if no target can be run, or the only one cannot be run on a lane that it was asked for.
-    """
-    workers: list[WorkerOf] = []
-    reasons: dict[str, str] = {}
-    for name in names:
-        missing = [lane for lane in lanes if lane not in LANED.get(name, LANES)]
-        try:
-            if len(missing) == len(lanes) or (missing and len(names) == 1):
-                check_lane(name, missing[0])
-            python_for(name)
-        except TargetUnusable as error:
-            reasons[name] = str(error)
-            continue
-        if missing:
-            console.print(f"{name} is not run on {', '.join(missing)}, which it does not have", soft_wrap=True)
-        workers += [(name, lane) for lane in lanes if lane not in missing] if name in LANED else [(name, None)]
-    if not workers:
-        *others, last = reasons.values()
-        for reason in others:
-            complain(reason, USAGE)
-        raise Stop(last, USAGE)
-    for reason in reasons.values():
-        complain(f"not run: {reason}", UNKNOWN)
-    return workers, [*reasons]
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
 
 
 def _fuzz(orders: list[Order], seconds: float, accepted: list[int], out: Path, not_run: Sequence[str] = ()) -> int:
@@ -203,20 +252,6 @@ def _fuzz(orders: list[Order], seconds: float, accepted: list[int], out: Path, n
     return verdict.code
 
 
-def _worker_names(workers: Sequence[WorkerOf]) -> list[str]:
-    """Name each worker by its lane and target, as far as they tell it from the others; with a number, if they do not.
-
-    A target that is not built in is named by its module; the lanes of `gpu_impl` go without its name, if it is alone.
-    """
-    alone = len({target for target, _ in workers}) == 1
-    names = []
-    for target, lane in workers:
-        module = check_name(target)[0] if target not in BUILT_IN else target.partition(":")[2] or target
-        name = module.rpartition(".")[2] or "target"
-        names.append(name if lane is None else lane if alone and target not in SGLANG_TARGETS else f"{name}-{lane}")
-    return [name if names.count(name) == 1 else f"{name}-{names[:i].count(name) + 1}" for i, name in enumerate(names)]
-
-
 def _settle_failures(states: list[WorkerState], *, check: bool) -> bool:
     """Replay each failure in a fresh process, and print it with the line to paste. True if that was interrupted."""
     interrupted = False
@@ -245,6 +280,26 @@ def _make_folder(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
 
 
+def _limits(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say when a trace hangs and when it has too much memory."""
+    hang = click.option(
+        "--hang-seconds",
+        default=HANG_SECONDS,
+        show_default=True,
+        type=Seconds(),
+        help="Of a trace that died, hung or ran out of memory: an operation that takes longer hangs.",
+    )
+    memory = click.option(
+        "--memory",
+        default=f"{MEMORY_BYTES >> 20}M",
+        show_default=True,
+        callback=read_size,
+        metavar="SIZE",
+        help="Of such a trace: what it may have beyond what it begins with.",
+    )
+    return hang(memory(command))
+
+
 @commands.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
@@ -257,6 +312,7 @@ def _make_folder(out: Path) -> None:
 )
 @click.option("--outcomes", default=None, hidden=True, type=click.Path(path_type=Path))
 @click.option("--quiet", is_flag=True, help="Print the verdict only.")
+@_limits
 def replay(
     files: tuple[Path, ...],
     target: str | None,
@@ -265,6 +321,8 @@ def replay(
     write: Path | None,
     outcomes: Path | None,
     quiet: bool,
+    hang_seconds: float,
+    memory: int,
 ) -> None:
     """Run stored traces from a fresh state: FAILED, FIXED, DIFFERENT, REFUSED-ALL or CLEAN.
 
@@ -272,7 +330,10 @@ def replay(
     several targets. A target that does not promise what the trace asks of it CANNOT TAKE IT: alone that is wrong
     usage, among several no fault. The trees of SGLang are also compared with one another, operation by operation;
     where they differ, and their allowances do not say why, that is a violation.
+
+    A trace that is stored as Died, Hung or OutOfMemory runs in a process of its own, which may end as it did.
     """
+    limits = Limits(hang_seconds, memory)
     with usable():
         names = targets_named(target) if target is not None else []
         for name in names:
@@ -286,11 +347,11 @@ def replay(
     if len(names) > 1:
         if fault not in (None, "none"):
             raise Stop(f"--fault {fault}: expected one target with it, got {len(names)}", USAGE)
-        sys.exit(worst([_replay_on_each(file, names, lane, fault, named=len(files) > 1) for file in files]))
+        sys.exit(worst([_replay_on_each(file, names, lane, fault, limits, named=len(files) > 1) for file in files]))
     if len(files) == 1:
-        sys.exit(_replay(files[0], names[0] if names else None, lane, fault, write, outcomes, quiet))
+        sys.exit(_replay(files[0], names[0] if names else None, lane, fault, write, outcomes, limits, quiet))
     given = {"--target": target, "--lane": lane, "--fault": fault}
-    options = [f"{option}={value}" for option, value in given.items() if value is not None]
+    options = [f"{option}={value}" for option, value in given.items() if value is not None] + limits.options()
     codes = []
     for file, (verdict, code, complaint) in zip(files, replay_each(files, options), strict=True):
         codes.append(code)
@@ -300,13 +361,15 @@ def replay(
     sys.exit(worst(codes))
 
 
-def _replay_on_each(file: Path, names: list[str], lane: str | None, fault: str | None, *, named: bool) -> int:
+def _replay_on_each(
+    file: Path, names: list[str], lane: str | None, fault: str | None, limits: Limits, *, named: bool
+) -> int:
     """Run one stored trace on several targets, print a row of verdicts, and return the exit code."""
     try:
         trace = _read(file)
     except Stop as stop:  # a violation in another file must not be hidden by this one
         return complain(str(stop), stop.code)
-    options = [] if fault is None else [f"--fault={fault}"]
+    options = limits.options() + ([] if fault is None else [f"--fault={fault}"])
     done = replay_on_each(file, names, lane, options, trace.header.config.policy)
     if named:
         console.print(f"{file}:", soft_wrap=True)
@@ -323,9 +386,10 @@ def _replay(
     fault: str | None,
     write: Path | None,
     outcomes: Path | None,
+    limits: Limits,
     quiet: bool,
 ) -> int:
-    """Run one stored trace in this process, print what came of it, and return the exit code."""
+    """Run one stored trace, print what came of it, and return the exit code."""
     with usable():
         if target is not None:
             go_where_it_runs(target)  # before the file is read, which may be a pipe
@@ -337,20 +401,73 @@ def _replay(
     with usable():
         if lane is not None:
             check_lane(name, lane)
-        go_where_it_runs(name)
-        choose_lane(lane)
-    from kvlockstep.fuzz.replay import refusals_of, run_ops, what_it_lacks
-    from kvlockstep.fuzz.replay import verdict_of as replay_verdict
-
     planted = None if fault == "none" else fault or (header.fault if name == header.target else None)
     if write is not None and write.exists() and write.samefile(file):
         raise Stop(f"--write {write}: is the trace itself, name another file", USAGE)
+    if is_of_ward(header.signature):
+        ran = _run_in_ward(file, trace, name, lane, planted, write, outcomes, limits)
+    else:
+        ran = _run_here(file, trace, name, lane, planted, write, outcomes)
+    if ran.lacks:
+        console.print(f"CANNOT TAKE IT: needs {', '.join(ran.lacks)}, which {name} does not promise", soft_wrap=True)
+        return USAGE
+    from kvlockstep.fuzz.replay import refusals_of
+    from kvlockstep.fuzz.replay import verdict_of as replay_verdict
+
+    verdict = replay_verdict(header, ran)
+    if ran.text and not quiet:
+        console.print(ran.text, style="bold red", soft_wrap=True)
+        console.print(f"  replay    {replay_line(file, name)}", soft_wrap=True)
+    console.print(_verdict_line(verdict, header.signature, ran.signature, ran.steps, len(trace.ops)), soft_wrap=True)
+    if not quiet and ran.digest is not None:
+        refusals = ", ".join(f"{count} {name}" for name, count in sorted(refusals_of(ran.statistics).items()))
+        console.print(f"  ran       {ran.statistics.done} done, {ran.statistics.refused} refused", end="")
+        console.print(f" ({refusals})" if refusals else "")
+        console.print(f"  digest    {ran.digest}")
+    return {"FAILED": VIOLATION, "DIFFERENT": VIOLATION, "REFUSED-ALL": UNKNOWN}.get(verdict, CLEAN)
+
+
+def _run_in_ward(
+    file: Path,
+    trace: Trace,
+    name: str,
+    lane: str | None,
+    fault: str | None,
+    write: Path | None,
+    outcomes: Path | None,
+    limits: Limits,
+) -> Ended:
+    """Run a trace that may end its process in one of its own."""
+    writes = f"--outcomes {outcomes}" if outcomes else str(file)
+    with usable(), writing(writes), Ward(name, lane, fault, limits=limits) as ward:
+        ran = ward.run(trace.header.config, trace.ops, outcomes=outcomes)
+    if write is not None and not ran.lacks:
+        with writing(f"--write {write}"):
+            write_trace(write, Trace(trace.header, trace.ops[: ran.steps]))
+    return ran
+
+
+def _run_here(
+    file: Path,
+    trace: Trace,
+    name: str,
+    lane: str | None,
+    fault: str | None,
+    write: Path | None,
+    outcomes: Path | None,
+) -> Ended:
+    """Run a trace in this process."""
     with usable():
-        factory = factory_for(name, planted)
+        go_where_it_runs(name)
+        choose_lane(lane)
+    from kvlockstep.fuzz.replay import run_ops, what_it_lacks
+
+    header = trace.header
+    with usable():
+        factory = factory_for(name, fault)
         # a target that cannot be had must not cost the file that is written
         if lacks := what_it_lacks(factory, header.config, trace.ops):
-            console.print(f"CANNOT TAKE IT: needs {', '.join(lacks)}, which {name} does not promise", soft_wrap=True)
-            return USAGE
+            return Ended(None, 0, lacks=tuple(lacks))
     with (
         usable(),
         writing(f"--outcomes {outcomes}" if outcomes else f"--write {write}" if write else str(file)),
@@ -361,17 +478,8 @@ def _replay(
             run = run_ops(header.config, trace.ops, factory, log=log, watch=watch, digest=True)
         except SystemExit as left:
             raise Stop(f"{file}: target {name!r} left the process with status {left.code!r}", CRASHED) from left
-    verdict = replay_verdict(header, run)
-    if run.violation is not None and not quiet:
-        console.print(str(run.violation), style="bold red", soft_wrap=True)
-        console.print(f"  replay    {replay_line(file, name)}", soft_wrap=True)
-    console.print(_verdict_line(verdict, header.signature, run.signature, run.steps, len(trace.ops)), soft_wrap=True)
-    if not quiet:
-        refusals = ", ".join(f"{count} {name}" for name, count in sorted(refusals_of(run.statistics).items()))
-        console.print(f"  ran       {run.statistics.done} done, {run.statistics.refused} refused", end="")
-        console.print(f" ({refusals})" if refusals else "")
-        console.print(f"  digest    {run.digest}")
-    return {"FAILED": VIOLATION, "DIFFERENT": VIOLATION, "REFUSED-ALL": UNKNOWN}.get(verdict, CLEAN)
+    text = str(run.violation) if run.violation is not None else ""
+    return Ended(run.signature, run.steps, text, statistics=run.statistics, digest=run.digest)
 
 
 @contextmanager
@@ -395,9 +503,12 @@ def _outcome_log(path: Path | None, name: str, factory: Factory, header: Header)
 
 
 def _verdict_line(verdict: str, stored: str | None, got: str | None, steps: int, n_ops: int) -> str:
-    where = f"at step {steps - 1}" + (
-        f" of {n_ops} operations" if steps < n_ops else f", the last of {n_ops} operations"
-    )
+    if steps == 0:
+        where = f"before the first of {n_ops} operations"
+    else:
+        where = f"at step {steps - 1}" + (
+            f" of {n_ops} operations" if steps < n_ops else f", the last of {n_ops} operations"
+        )
     match verdict:
         case "FAILED":
             return f"FAILED: {got} {where}" + (", as stored" if stored else "")
@@ -432,20 +543,45 @@ def _named_by_user(given: str | None, in_header: str, file: Path) -> str:
 @click.option("--target", default=None, help="Needed where the trace was found on a target that is not built in.")
 @click.option("--seconds", default=60.0, show_default=True, type=Seconds())
 @click.option("--out", default=None, type=click.Path(path_type=Path), help="Default: FILE with .min before its suffix.")
-def minimize(file: Path, target: str | None, seconds: float, out: Path | None) -> None:
-    """Shorten a failing trace; the same cause signature must stay. Goes on from OUT if that exists."""
+@_limits
+def minimize(
+    file: Path, target: str | None, seconds: float, out: Path | None, hang_seconds: float, memory: int
+) -> None:
+    """Shorten a failing trace; the same cause signature must stay. Goes on from OUT if that exists.
+
+    A trace that is stored as Died, Hung or OutOfMemory is run in processes of their own, which may end as it did.
+    """
     trace = _read(file)
     out = out or _minimized_path(file)
     name = _named_by_user(target, trace.header.target, file)
+    lane = trace.header.lane if trace.header.lane in LANED.get(name, ()) else None
+    if is_of_ward(trace.header.signature):
+        with usable(), Ward(name, lane, trace.header.fault, limits=Limits(hang_seconds, memory)) as ward:
+            ended = ward.run(trace.header.config, trace.ops)
+            ward.hurry(ended)
+            _minimize(file, trace, name, ended.signature, ward.make, ward.judge, seconds, out)
     with usable():
         go_where_it_runs(name)
-        choose_lane(trace.header.lane if trace.header.lane in LANED.get(name, ()) else None)
-    from kvlockstep.fuzz.minimize import Minimizer
+        choose_lane(lane)
     from kvlockstep.fuzz.replay import failing_signature
 
     with usable():
         factory = factory_for(name, trace.header.fault)
         signature, _ = failing_signature(trace.header.config, trace.ops, factory)
+    _minimize(file, trace, name, signature, factory, None, seconds, out)
+
+
+def _minimize(
+    file: Path,
+    trace: Trace,
+    name: str,
+    signature: str | None,
+    factory: Factory,
+    judge: Judge | None,
+    seconds: float,
+    out: Path,
+) -> NoReturn:
+    """Shorten a trace that fails with this signature, and leave."""
     if signature is None:
         raise Stop(f"{file}: does not fail, so there is nothing to minimize; kvlockstep replay says more", USAGE)
     start = trace
@@ -460,7 +596,9 @@ def minimize(file: Path, target: str | None, seconds: float, out: Path | None) -
         with writing(f"--out {out}"):
             write_trace(out, Trace(replaced(header, config=config), list(ops)))
 
-    search = Minimizer(start.header.config, tuple(start.ops), factory, signature, seconds=seconds, save=save)
+    search = Minimizer(
+        start.header.config, tuple(start.ops), factory, signature, seconds=seconds, save=save, judge=judge
+    )
     try:
         finished = search.run()
     except KeyboardInterrupt:
@@ -480,6 +618,7 @@ def _minimized_path(file: Path) -> Path:
 
 
 commands.add_command(faults)
+commands.add_command(gate)
 
 
 @commands.command(epilog=RUNS_HERE)

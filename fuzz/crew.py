@@ -14,11 +14,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
+
+import psutil
 
 from kvlockstep.fuzz.canary import Canary
 from kvlockstep.fuzz.environments import python_for
@@ -48,7 +51,7 @@ class WorkerState:
     seconds: float = 0.0
     ended: bool = False
     stage: str = "starting"
-    violates: str | None = None  # signature of the violation that ended it
+    violates: str | None = None  # signature of the violation that it has met last
     failure: dict[str, Any] | None = None
     replays: bool | None = None
     unobserved: list[tuple[int, str, list[str]]] = field(default_factory=list)  # law, check, the parts it needs
@@ -57,37 +60,73 @@ class WorkerState:
     trouble: str | None = None  # why this worker gave no verdict
     unusable: str | None = None
     broken: str | None = None
+    disk_full: bool = False
     exit_status: int | None = None
 
 
 Progress = Callable[[Sequence[WorkerState]], None]
 
 
+class Job(Protocol):
+    """What decides on the work of a crew whose members are replaced."""
+
+    def hear(self, state: WorkerState, event: dict[str, Any]) -> None:
+        """Take a report of a worker, which is in its state already."""
+
+    def next_order(self, state: WorkerState) -> "Command | None":
+        """Return what is to be done by the process that takes the place of one that has ended; None: nothing."""
+
+    def wants_end(self) -> bool:
+        """Tell whether all are to end now, with what they have."""
+
+
+WORKER = "kvlockstep.fuzz.worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A process to be started in a crew: its order, and the module that follows it if that is not the worker."""
+
+    order: Order
+    module: str = WORKER
+    argument: str | None = None  # of the module; None: the order
+    patience: float = 0.0  # seconds that it may be silent, beyond what others may
+
+
 Event = tuple[int, dict[str, Any] | None]
-"""Index of a worker and its report; None when its pipe closed."""
+"""Number of a process and its report; None when its pipe closed."""
 
 INTERRUPT: Event = (-1, None)
 
 
 def run_workers(
-    orders: Sequence[Order], progress: Progress, *, grace: float = GRACE_S
+    orders: Sequence[Order | Command],
+    progress: Progress,
+    *,
+    grace: float = GRACE_S,
+    job: Job | None = None,
+    memory: int | None = None,
 ) -> tuple[list[WorkerState], bool]:
     """Run all orders side by side until each worker has ended; return what is known of them, and if it was cut short.
 
     ``progress`` is called about once a second. On SIGINT or SIGTERM the workers get a few seconds to store what
     they have; on a second signal they are killed and KeyboardInterrupt is raised. One worker whose target cannot
-    be had ends the others of that target too: the order is wrong. Raises TargetUnusable, with no process left, if
+    be had ends the others of that target too: the order is wrong. A worker that grows beyond ``memory`` bytes, with
+    what it started, is killed. A ``job`` may have the place of one that ended taken by another; the states returned
+    are those of the last in each place, unless there is none. Raises TargetUnusable, with no process left, if
     the Python of a target is not there.
     """
     events: SimpleQueue[Event] = SimpleQueue()
     grace *= max(1.0, len(orders) / n_cores())
     with _signals_into(events):
-        crew = _Crew(orders, events)
+        crew = _Crew([one if isinstance(one, Command) else Command(one) for one in orders], events, job, memory)
         try:
-            while crew.open_pipes:
+            while crew.members:
                 crew.take_events()
                 crew.end_silent_ones(grace)
                 progress(crew.states)
+                if job is not None and job.wants_end():
+                    crew.stop()
         finally:
             crew.end()
     return crew.states, crew.interrupted
@@ -98,57 +137,84 @@ def n_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+@dataclass(slots=True)
+class _Member:
+    """A process of a crew, in its place."""
+
+    place: int
+    state: WorkerState
+    process: "subprocess.Popen[str]"
+    heard: float
+    patience: float
+    memory: int | None
+    stopped_at: float | None = None
+
+
 class _Crew:
     """The worker processes of one run."""
 
-    def __init__(self, orders: Sequence[Order], events: SimpleQueue[Event]) -> None:
-        self.states = [WorkerState(order) for order in orders]
+    def __init__(
+        self, commands: Sequence[Command], events: SimpleQueue[Event], job: Job | None, memory: int | None
+    ) -> None:
+        self.states = [WorkerState(command.order) for command in commands]  # by place
+        self.members: dict[int, _Member] = {}  # by number, that of no other process of the run
         self.interrupted = False
         self.events = events
-        pythons = [python_for(order.target) for order in orders]
-        self.processes = [_start(python, order) for python, order in zip(pythons, orders, strict=True)]
-        for index, process in enumerate(self.processes):
-            threading.Thread(target=_pump, args=(index, process, events), daemon=True).start()
-        self.open_pipes = set(range(len(orders)))
-        self._heard = [monotonic()] * len(orders)
-        self._stopped_at: list[float | None] = [None] * len(orders)
+        self.job = job
+        self.memory = memory
+        self._numbers = count()
+        pythons = [python_for(command.order.target) for command in commands]
+        for place, (python, command) in enumerate(zip(pythons, commands, strict=True)):
+            self._start(place, python, command)
+
+    def _start(self, place: int, python: str, command: Command) -> None:
+        number, process = next(self._numbers), _start(python, command)
+        memory = self.memory if command.module == WORKER else None  # others hold what they run themselves
+        self.members[number] = _Member(place, self.states[place], process, monotonic(), command.patience, memory)
+        threading.Thread(target=_pump, args=(number, process, self.events), daemon=True).start()
 
     def take_events(self) -> None:
         """Take the events of about a second."""
         until = monotonic() + 1.0
-        while self.open_pipes and (left := until - monotonic()) > 0:
+        while self.members and (left := until - monotonic()) > 0:
             try:
-                index, event = self.events.get(timeout=left)
+                number, event = self.events.get(timeout=left)
             except Empty:
                 return
-            if index < 0:
+            if number < 0:
                 if self.interrupted:
                     raise KeyboardInterrupt
                 self.interrupted = True
                 self.stop()
+            elif number not in self.members:
+                continue  # it was given up before its pipe closed
             elif event is None:
-                self.open_pipes.discard(index)
+                self._replace(number)
             else:
-                self._heard[index] = monotonic()
-                follow(self.states[index], event)
-                if self.states[index].unusable:
-                    self.stop(self.states[index].order.target)
+                member = self.members[number]
+                member.heard = monotonic()
+                follow(member.state, event)
+                if self.job is not None:
+                    self.job.hear(member.state, event)
+                if member.state.unusable:
+                    self.stop(member.state.order.target)
 
     def stop(self, target: str | None = None) -> None:
         """Ask every worker, or those of one target, to end. One that has not begun has nothing to store: not asked."""
-        for index, (state, process) in enumerate(zip(self.states, self.processes, strict=True)):
-            if self._stopped_at[index] is None and target in (None, state.order.target):
-                self._stopped_at[index] = monotonic()
-                process.send_signal(signal.SIGKILL if state.stage == "starting" else signal.SIGINT)
+        for member in self.members.values():
+            if member.stopped_at is None and target in (None, member.state.order.target):
+                member.stopped_at = monotonic()
+                member.process.send_signal(signal.SIGKILL if member.state.stage == "starting" else signal.SIGINT)
 
     def end_silent_ones(self, grace: float) -> None:
-        for index in sorted(self.open_pipes):
-            state, process, stopped_at = self.states[index], self.processes[index], self._stopped_at[index]
-            silent = monotonic() - self._heard[index]
-            patience = grace + (state.order.minimize_seconds if state.stage == "minimizing" else 0.0)
+        """Kill whoever hangs, does not end when told to, or has grown too large."""
+        for number, member in list(self.members.items()):
+            state, process, stopped_at = member.state, member.process, member.stopped_at
+            silent = monotonic() - member.heard
+            patience = grace + member.patience + (state.order.minimize_seconds if state.stage == "minimizing" else 0.0)
             if process.poll() is not None:
                 if silent > PIPE_S:
-                    self.open_pipes.discard(index)
+                    self._replace(number)
             elif state.ended:
                 if silent > PIPE_S:
                     process.kill()
@@ -157,24 +223,49 @@ class _Crew:
             elif silent > patience:
                 state.trouble = f"said nothing for {patience:.0f} s while {state.stage}, and was stopped"
                 process.kill()
+            elif member.memory is not None and (size := _size_of(process.pid)) > member.memory:
+                state.trouble = f"grew to {size >> 20:,} MiB, more than {member.memory >> 20:,}, and was stopped"
+                process.kill()
+
+    def _replace(self, number: int) -> None:
+        """Settle what became of a process that has ended, and start the next one in its place, if there is one."""
+        member = self.members.pop(number)
+        self._settle(member)
+        if self.job is None or self.interrupted or member.stopped_at is not None:
+            return
+        command = self.job.next_order(member.state)
+        if command is not None:
+            self.states[member.place] = WorkerState(command.order)
+            self._start(member.place, python_for(command.order.target), command)
+
+    def _settle(self, member: _Member) -> None:
+        state, process = member.state, member.process
+        if process.poll() is None and state.ended:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(PIPE_S)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what a target started, too
+        state.exit_status = process.wait()
+        settled = state.ended or state.unusable or state.broken or state.trouble
+        if not settled and member.stopped_at is None:
+            state.trouble = f"died: {_ending(state.exit_status)}"
+        if state.trouble or state.broken or (state.violates and not state.failure):
+            logs = Path(state.order.logs or state.order.out)
+            state.last_trace = keep_last_trace(logs, state.order.name)
 
     def end(self) -> None:
         """Leave no process behind, and settle what became of each worker."""
-        for state, process, stopped_at in zip(self.states, self.processes, self._stopped_at, strict=True):
-            if process.poll() is None and state.ended:
-                self._wait_for(process)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what a target started, too
-            state.exit_status = process.wait()
-            settled = state.ended or state.unusable or state.broken or state.trouble
-            if not settled and stopped_at is None:
-                state.trouble = f"died: {_ending(state.exit_status)}"
-            if state.trouble or state.broken or (state.violates and not state.failure):
-                state.last_trace = keep_last_trace(Path(state.order.out), state.order.name)
+        for member in self.members.values():
+            self._settle(member)
 
-    def _wait_for(self, process: "subprocess.Popen[str]") -> None:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(PIPE_S)
+
+def _size_of(pid: int) -> int:
+    """Return the bytes of memory that a process holds, with those that it started; 0 if it is gone."""
+    try:
+        process = psutil.Process(pid)
+        return sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
+    except psutil.NoSuchProcess:
+        return 0
 
 
 @contextmanager
@@ -204,19 +295,23 @@ def _ending(status: int) -> str:
     return f"killed by {name}" + (", by hand or for want of memory" if name == "SIGKILL" else "")
 
 
-def _start(python: str, order: Order) -> "subprocess.Popen[str]":
-    command = [python, "-P", "-m", "kvlockstep.fuzz.worker", json.dumps(asdict(order))]
+def _start(python: str, command: Command) -> "subprocess.Popen[str]":
+    argument = command.argument or json.dumps(asdict(command.order))
     return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
+        [python, "-P", "-m", command.module, argument],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
-def _pump(index: int, process: "subprocess.Popen[str]", events: SimpleQueue[Event]) -> None:
+def _pump(number: int, process: "subprocess.Popen[str]", events: SimpleQueue[Event]) -> None:
     assert process.stdout is not None
     for line in process.stdout:
         if line.endswith("\n"):  # the last one of a worker that was killed may be cut
-            events.put((index, json.loads(line)))
-    events.put((index, None))
+            events.put((number, json.loads(line)))
+    events.put((number, None))
 
 
 def follow(state: WorkerState, event: dict[str, Any]) -> None:
@@ -245,6 +340,7 @@ def follow(state: WorkerState, event: dict[str, Any]) -> None:
         state.unusable = event["text"]
     elif kind == "broken":
         state.broken = event["text"]
+        state.disk_full = event.get("full", False)
     elif kind == "end":
         state.ended = True
         state.stage = "ended"

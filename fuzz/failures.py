@@ -1,10 +1,10 @@
 """The folder of one failure: named by its cause signature, complete in itself, put in place in one step.
 
 ``trace.jsonl`` is the shortest trace known for the signature, ``original.jsonl`` the one that was found,
-``verdict.txt`` the message, ``environment.json`` where it was found. A second failure with the same
-signature, on the same target and with the same planted fault, replaces the folder unless the trace in it is
-shorter and still fails: a trace of an earlier run may have been repaired since, and would hide that the cause
-is still there. A failure of another target or fault gets a folder with a number.
+``verdict.txt`` the message, ``environment.json`` where it was found, ``replay.sh`` a script that runs it again. A
+second failure with the same signature, on the same target and with the same planted fault, replaces the folder unless
+the trace in it is shorter and still fails: a trace of an earlier run may have been repaired since, and would hide that
+the cause is still there. A failure of another target or fault gets a folder with a number.
 
 The trace that a worker died on is kept beside the folders.
 """
@@ -23,7 +23,7 @@ from itertools import count
 from pathlib import Path
 
 from kvlockstep.fuzz.registry import BUILT_IN
-from kvlockstep.fuzz.trace import Header, Trace, TraceError, read_trace, write_trace
+from kvlockstep.fuzz.trace import Header, Trace, TraceError, TraceReader, read_trace, write_trace
 
 
 def replay_line(trace_path: Path, target: str) -> str:
@@ -88,13 +88,76 @@ def _folder_for(out: Path, header: Header) -> tuple[Path, Trace | None]:
     raise AssertionError("there is no last number")
 
 
+def header_of(folder: Path) -> Header | None:
+    """Return what the shortest trace of a failure folder says of it; None if it is none, or cannot be read."""
+    try:
+        with TraceReader(folder / "trace.jsonl") as reader:
+            return reader.header
+    except TraceError:
+        return None
+
+
 def _fill(fresh: Path, folder: Path, shortest: Trace, found: Trace, text: str) -> None:
     write_trace(fresh / "trace.jsonl", shortest)
     write_trace(fresh / "original.jsonl", found)
     line = replay_line(folder / "trace.jsonl", shortest.header.target)
     _write_synced(fresh / "verdict.txt", f"{text}\n  replay    {line}\n")
     _write_synced(fresh / "environment.json", json.dumps(environment(), indent=1, sort_keys=True) + "\n")
-    fresh.chmod(0o755)
+    script = fresh / "replay.sh"
+    _write_synced(script, replay_script(shortest.header))
+    for path in (fresh, script):
+        path.chmod(0o755)
+
+
+_SCRIPT = """\
+#!/bin/sh
+# {law} on {target}
+# Runs trace.jsonl from a fresh state: exit code 1 as long as it fails, 0 once it is fixed.
+# Run it where the target can be imported; more arguments are those of kvlockstep replay:
+#   ./replay.sh --lane interpret     ./replay.sh --fault none
+here=$(CDPATH= cd "$(dirname "$0")" && pwd) || exit 2
+command -v kvlockstep >/dev/null || {{ echo "kvlockstep is not on the path: pip install kvlockstep" >&2; exit 2; }}
+exec kvlockstep replay --target {quoted} "$@" "$here/trace.jsonl"
+"""
+
+
+def replay_script(header: Header) -> str:
+    """Return the text of the script that lies beside a stored trace."""
+    return _SCRIPT.format(**_in_script(header))
+
+
+def _in_script(header: Header) -> dict[str, str]:
+    return {"law": str(header.signature), "target": header.target, "quoted": shlex.quote(header.target)}
+
+
+RESERVE = 1 << 20
+"""Bytes kept under ``out`` for the failure at which the disk turns out to be full."""
+
+
+def keep_reserve(out: Path) -> None:
+    """Take the room that is given up on a full disk. Raises OSError."""
+    with _reserve_of(out).open("wb") as file:
+        file.write(bytes(RESERVE))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def give_up_reserve(out: Path) -> bool:
+    """Make room on a full disk; False if there is none that was kept."""
+    try:
+        _reserve_of(out).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _reserve_of(out: Path) -> Path:
+    return out / ".reserve"
+
+
+def traces_in(folder: Path) -> list[Path]:
+    """List the stored traces of a folder, by name."""
+    return sorted(path for path in folder.iterdir() if path.name.endswith((".jsonl", ".jsonl.gz")) and path.is_file())
 
 
 def current_path(out: Path, worker: str) -> Path:

@@ -4,6 +4,7 @@ Plain counters that add up over cases and workers and travel as JSON.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,12 +75,22 @@ class Statistics:
 
 
 class CaseWatcher:
-    """Counts one case into ``statistics``, and for the ``search`` what was tried where: a ``watch`` of a Lockstep."""
+    """Counts one case into ``statistics``, and for the ``search`` what was tried where: a ``watch`` of a Lockstep.
 
-    def __init__(self, statistics: Statistics, memory: Memory, search: Search | None = None) -> None:
+    ``note`` is told of each transition that was made.
+    """
+
+    def __init__(
+        self,
+        statistics: Statistics,
+        memory: Memory,
+        search: Search | None = None,
+        note: Callable[[Transition], None] | None = None,
+    ) -> None:
         self.statistics = statistics
         self.memory = memory
         self.search = search
+        self.note = note
         self.under_pressure = False
         self._last: tuple[Snapshot, StateClass] | None = None
         statistics.cases += 1
@@ -90,7 +101,10 @@ class CaseWatcher:
         self.statistics.allowances.update(seen.allowed)
         before, after = self._class_of(seen.before), self._class_of(seen.now)
         if seen.refused is None:
-            self.statistics.transitions[seen.kind, before, after] += 1
+            transition = seen.kind, before, after
+            self.statistics.transitions[transition] += 1
+            if self.note is not None:
+                self.note(transition)
         if self.search is not None:
             self.search.note(seen.kind, before)
         if not self.under_pressure and (seen.evicted or seen.refused in ("OutOfPages", "OutOfRows")):

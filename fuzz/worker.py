@@ -13,29 +13,33 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from errno import ENOSPC
+from itertools import count
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from hypothesis.errors import FlakyStrategyDefinition
 
+from kvlockstep.fuzz.campaign.corpus import Notes
+from kvlockstep.fuzz.campaign.seeds import Shard, seed_of
 from kvlockstep.fuzz.canary import RepeatsWriteSlot, look_for_canary
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.describe import as_sentence, signature_of
-from kvlockstep.fuzz.failures import current_path, store_failure
+from kvlockstep.fuzz.failures import current_path, give_up_reserve, store_failure, traces_in
 from kvlockstep.fuzz.label_needs import LARGER_PAGES, hidden_from_labels
 from kvlockstep.fuzz.labels import Memory
 from kvlockstep.fuzz.lockstep import Lockstep, Watcher
 from kvlockstep.fuzz.minimize import Minimizer
 from kvlockstep.fuzz.ops import Op, kind_of
 from kvlockstep.fuzz.registry import Factory, TargetUnusable, cannot_be_seen, choose_lane, factory_for
-from kvlockstep.fuzz.replay import failing_signature
+from kvlockstep.fuzz.replay import failing_signature, what_it_lacks
 from kvlockstep.fuzz.search import Search
 from kvlockstep.fuzz.statistics import CaseWatcher, Statistics
 from kvlockstep.fuzz.targets.base import Target, allowances_of, options_of, page_sizes_of
-from kvlockstep.fuzz.trace import Header, Trace, TraceWriter
+from kvlockstep.fuzz.trace import Header, Trace, TraceError, TraceWriter, encode_header, encode_op, read_trace
 from kvlockstep.invariants import Snapshot, Violation
 from kvlockstep.invariants.checks import HARNESS_PARTS, Check, Findings, unobserved
 
@@ -47,10 +51,48 @@ N_LOOKS = 200
 ENDING_S = 5.0
 """A worker whose parent is gone has this long to store what it has."""
 
+CASES_IN_BATCH = 20
+"""Hypothesis draws so many cases from a seed."""
+
+BATCHES_IN_UNIT = 5
+"""A unit is what is done again if a worker is lost in it: some seconds."""
+
+TWIN_EVERY = 20
+"""Of so many cases one is run again elsewhere, in a campaign."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which units a worker of a campaign or a gate runs: those of its shard and slot from ``unit`` on.
+
+    The cases of a unit depend on these four and on nothing that was run before, so that it can be done again anywhere.
+    """
+
+    base: str
+    shard: int
+    slot: int
+    unit: int = 0
+    units: int | None = None  # how many; None: until the time is over
+    known: tuple[str, ...] = ()  # signatures that are counted and not minimized again
+    notes: bool = False  # report what a corpus is made of
+    twins: bool = False  # report cases that are to be run again elsewhere
+
+
+class Stored(NamedTuple):
+    """A folder of stored traces, of which one worker takes every ``step``-th from the ``first`` on."""
+
+    folder: str
+    first: int = 0
+    step: int = 1
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a worker is told. ``seconds`` count from the first operation."""
+    """What a worker is told. ``seconds`` count from the first operation that is drawn.
+
+    Without a ``plan`` the cases are those of ``seed``, each batch after the ones before, and the first violation ends
+    the run. With one a worker goes on behind a violation, except on a GPU, whose context may be lost.
+    """
 
     target: str
     lane: str | None
@@ -64,6 +106,17 @@ class Order:
     canary: bool = True  # look for it first
     learn: bool = True  # let what was tried decide what is tried next
     without: int | None = None  # the law that is left out; see Lockstep
+    plan: Plan | None = None
+    stored: tuple["Stored", ...] = ()  # run before anything is drawn, outside of ``seconds``
+    logs: str | None = None  # where the trace at hand is written; None: in ``out``
+
+    @classmethod
+    def from_json(cls, text: str) -> "Order":
+        data = json.loads(text)
+        if data.get("plan") is not None:
+            data["plan"] = Plan(**data["plan"] | {"known": tuple(data["plan"]["known"])})
+        data["stored"] = tuple(Stored(*one) for one in data["stored"])
+        return cls(**data)
 
 
 class CaseStopped(BaseException):
@@ -89,8 +142,10 @@ class Worker:
         self._target = probe
         self.ops: list[Op] = []
         self.header = self._header(CacheConfig())
-        self.log = TraceWriter(current_path(Path(order.out), order.name), self.header)
+        self.log = TraceWriter(current_path(Path(order.logs or order.out), order.name), self.header)
+        self.notes = Notes(self.header) if order.plan is not None and order.plan.notes else None
         self._started: float | None = None
+        self._draws_since: float | None = None
         self._next_report = 0.0
         self._distinct: set[int] = set()
         self._violation: Violation | None = None
@@ -106,6 +161,10 @@ class Worker:
         if max(self.page_sizes) == 1:
             self._hidden.add(LARGER_PAGES)
         self._spent = False
+        self._unit: int | None = None
+        self._known = set(order.plan.known if order.plan is not None else ())
+        self._twin: Lockstep | None = None  # of the case at hand, if it is to be run again elsewhere
+        self._cases_of_unit = 0
 
     def _header(self, config: CacheConfig) -> Header:
         return Header(config=config, why="", target=self.order.target, lane=self.lane, fault=self.order.fault)
@@ -115,23 +174,33 @@ class Worker:
         return monotonic() - self._started if self._started is not None else 0.0
 
     def start(self, config: CacheConfig) -> Lockstep:
-        self._count_case()
+        self._end_case()
         self.ops = []
         self.header = self._header(config)
-        watch = CaseWatcher(self.statistics, Memory(config), self.search)
+        note = self.notes
+        if note is not None:
+            note.begin(config, self.ops)
+        watch = CaseWatcher(self.statistics, Memory(config), self.search, note.note if note is not None else None)
         with self._stopping_at_trouble():
             target = self._target = self._begin(config)
             self.statistics.allowances.update(dict.fromkeys(allowances_of(target), 0))
-            return self._lockstep(config, target, watch)
+            plan = self.order.plan
+            again = plan is not None and plan.twins and self._cases_of_unit % TWIN_EVERY == 1
+            self._cases_of_unit += 1
+            lockstep = self._lockstep(config, target, watch, digest=again)
+        self._twin = lockstep if again else None
+        return lockstep
 
     def _begin(self, config: CacheConfig) -> Target:
         """Make a target for a case, whose trace begins."""
         self.log.restart(self._header(config))
         return self.factory(config)
 
-    def _lockstep(self, config: CacheConfig, target: Target, watch: Watcher | None = None) -> Lockstep:
+    def _lockstep(
+        self, config: CacheConfig, target: Target, watch: Watcher | None = None, *, digest: bool = False
+    ) -> Lockstep:
         try:
-            return Lockstep(config, target, log=self.log, watch=watch, without=self.order.without)
+            return Lockstep(config, target, log=self.log, watch=watch, digest=digest, without=self.order.without)
         except Exception as error:  # so far it has only looked at the target
             raise cannot_be_seen(self.order.target, config, error) from error
 
@@ -144,16 +213,21 @@ class Worker:
             self._trouble = error
             raise CaseStopped from error
 
-    def _count_case(self) -> None:
+    def _end_case(self) -> None:
+        """Count the case that was at hand, and report it if it is to be run again elsewhere."""
         if self.ops:
             self._distinct.add(hash((self.header.config, tuple(self.ops))))
             self.statistics.distinct_cases = len(self._distinct)
+        twin, self._twin = self._twin, None
+        if twin is not None and self.ops and self._violation is None and self._trouble is None:
+            lines = [encode_header(self.header), *map(encode_op, self.ops[: twin.step + 1])]
+            self.report("twin", lines=lines, digest=twin.digest(), fault=self.order.fault)
 
     def run(self, lockstep: Lockstep, op: Op) -> None:
         if self._started is None:
             self._started = monotonic()
         elapsed = self.elapsed
-        if elapsed > self.order.seconds or self._interrupted:
+        if self._interrupted or (self._draws_since and monotonic() - self._draws_since > self.order.seconds):
             self._spent = True
             raise CaseStopped
         with self._stopping_at_trouble():
@@ -204,21 +278,97 @@ class Worker:
 
         if self.order.canary:
             self._release_canary()
-        batch = 0
-        while not (self._spent or self._violation or self._trouble):
+        self._run_stored()
+        self._draws_since = monotonic()
+        for seed in self._seeds():
             try:
-                run_cases(self, (self.order.seed << 20) + batch, n_cases=20, steps=self.order.steps)
+                run_cases(self, seed, n_cases=CASES_IN_BATCH, steps=self.order.steps)
             except (CaseStopped, FlakyStrategyDefinition):
                 # a case that stops where an earlier one went on looks to Hypothesis like a test that draws at random
                 if not (self._spent or self._violation or self._trouble):
                     raise
-            batch += 1
+            self._end_case()
+            self._settle_what_was_found()
+        self.report("end", **self.facts())
+
+    def _seeds(self) -> Iterator[int]:
+        """Yield a seed for each batch, as long as there is reason to go on; report each unit that is done."""
+        plan = self.order.plan
+        if plan is None:
+            for batch in count():
+                if self._is_over():
+                    return
+                yield (self.order.seed << 20) + batch
+            return
+        for unit in count(plan.unit):
+            if self._is_over() or (plan.units is not None and unit >= plan.unit + plan.units):
+                return
+            self._unit, self._cases_of_unit = unit, 0
+            self.search = Search() if self.order.learn else None
+            seed = seed_of(plan.base, Shard(plan.shard, plan.shard), plan.slot, unit)
+            for batch in range(BATCHES_IN_UNIT):
+                if self._is_over():
+                    return
+                yield (seed << 20) + batch
+            if not self._is_over():
+                self._report_notes()
+                self.report("unit", unit=unit, **self.facts())
+
+    def _is_over(self) -> bool:
+        return self._spent or self._interrupted or self._violation is not None
+
+    def _report_notes(self) -> None:
+        entries = self.notes.take() if self.notes is not None else []
+        if entries:
+            self.report("notes", entries=[entry.to_json() for entry in entries])
+
+    def _settle_what_was_found(self) -> None:
+        """Raise what stopped the run, or store the violation that did; go on behind it, where that is asked for."""
         if self._trouble is not None:
             raise self._trouble
+        if (violation := self._violation) is None:
+            return
+        goes_on = self.order.plan is not None and self.lane != "cuda"
+        signature = signature_of(violation, kind_of(self.ops[-1]))
+        if signature in self._known:
+            self.report("again", signature=signature, unit=self._unit, length=len(self.ops))
+        else:
+            self._settle(violation)
+            self._known.add(signature)
+        if goes_on:
+            self._violation = self._minimizer = None
+            self.ops = []
+
+    def _run_stored(self) -> None:
+        """Run the stored traces, this worker's share of them, in the order of their names; report each."""
+        for folder, first, step in self.order.stored:
+            for path in traces_in(Path(folder))[first::step]:
+                if self._is_over():
+                    return
+                self.report("stored", folder=folder, file=path.name, **self._verdict_of_stored(path))
+                self._settle_what_was_found()
+        self._report_notes()
+
+    def _verdict_of_stored(self, path: Path) -> dict[str, Any]:
+        """Run one stored trace as a case. A target that does not promise all that it needs is not shown by it."""
+        try:
+            trace = read_trace(path)
+        except TraceError as error:
+            return {"verdict": "unreadable", "text": str(error)}
+        try:
+            lacks = what_it_lacks(self.factory, trace.header.config, trace.ops)
+        except TargetUnusable as error:
+            return {"verdict": "skipped", "text": str(error)}
+        if lacks:
+            return {"verdict": "skipped", "text": f"needs {', '.join(lacks)}"}
+        with suppress(CaseStopped):
+            lockstep = self.start(trace.header.config)
+            for op in trace.ops:
+                self.run(lockstep, op)
+        self._end_case()
         if self._violation is not None:
-            self._settle(self._violation)
-        self._count_case()
-        self.report("end", **self.facts())
+            return {"verdict": "violates", "text": signature_of(self._violation, kind_of(self.ops[-1]))}
+        return {"verdict": "not finished" if self._spent or self._trouble else "clean"}
 
     def _release_canary(self) -> None:
         """Look for the canary on targets of this factory, and report what came of it."""
@@ -236,10 +386,10 @@ class Worker:
         law = type(violation).__name__
         header = replace(self._header(config), why=as_sentence(violation.headline), violates=law, signature=signature)
         found = Trace(header, list(ops))
-        out = Path(self.order.out)
         self.report("violates", signature=signature)
-        folder = store_failure(out, found, found, str(violation), self._still_fails)
+        folder = self._store(found, found, str(violation))
         facts = {"signature": signature, "seconds": found_after, "operations": n_done, "found_len": len(ops)}
+        facts |= {} if self._unit is None else {"unit": self._unit}
         self.report("found", folder=str(folder), text=str(violation), **facts)
         findings = self._findings_of(config, ops)
         facts["laws"] = list(dict.fromkeys(type(one).__name__ for one in findings.violations))
@@ -255,9 +405,19 @@ class Worker:
             ending, again = "did not fail again", violation
         shortest = Trace(replace(header, config=minimizer.config, why=as_sentence(again.headline)), list(minimizer.ops))
         text = str(again)
-        folder = store_failure(out, shortest, found, text, self._still_fails)
+        folder = self._store(shortest, found, text)
         facts |= {"text": text, "law": law, "minimized_len": len(minimizer.ops), "ending": ending}
         self.report("failure", folder=str(folder), **facts)
+
+    def _store(self, shortest: Trace, found: Trace, text: str) -> Path:
+        """Store a failure, on a full disk in the room that was kept for it."""
+        out = Path(self.order.out)
+        try:
+            return store_failure(out, shortest, found, text, self._still_fails)
+        except OSError as error:
+            if error.errno != ENOSPC or not give_up_reserve(out):
+                raise
+            return store_failure(out, shortest, found, text, self._still_fails)
 
     def _still_fails(self, stored: Trace) -> bool:
         """Run a trace of an earlier run or of another worker on this target, as it is now."""
@@ -300,24 +460,24 @@ def take_over_stdout() -> Report:
     return report
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int, patience: float = ENDING_S) -> None:
     """Interrupt this process once its parent is gone, so that it stores what it has; then end it, heeded or not."""
     while os.getppid() == parent:
         sleep(0.5)
     main_thread = threading.main_thread().ident
     assert main_thread is not None
     signal.pthread_kill(main_thread, signal.SIGINT)
-    sleep(ENDING_S)
+    sleep(patience)
     os._exit(1)
 
 
 def main(argument: str) -> int:
     """Follow one order. Return 0 however the run ended, if it could say so; what was found is in the reports."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     report = take_over_stdout()
     try:
-        _follow(Order(**json.loads(argument)), report)
+        _follow(Order.from_json(argument), report)
     except (BrokenPipeError, KeyboardInterrupt):
         return 1  # nobody listens any more, or it was ended before it began
     return 0
@@ -335,7 +495,8 @@ def _follow(order: Order, report: Report) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        report("broken", text=f"could not write {error.filename or order.out}: {error.strerror or error}")
+        full = error.errno == ENOSPC
+        report("broken", text=f"could not write {error.filename or order.out}: {error.strerror or error}", full=full)
     except Exception as error:
         traceback.print_exc()
         report("broken", text=f"the harness failed in worker {order.name}: {type(error).__name__}: {error}")

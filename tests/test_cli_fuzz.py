@@ -20,6 +20,7 @@ from kvlockstep.fuzz import cli
 from kvlockstep.fuzz.crew import run_workers
 from kvlockstep.fuzz.labels import LABELS, name_of
 from kvlockstep.fuzz.ops import Release
+from kvlockstep.fuzz.places import names_of
 from kvlockstep.fuzz.trace import read_trace
 from kvlockstep.fuzz.verdict import Verdict
 from kvlockstep.fuzz.worker import Order
@@ -350,7 +351,7 @@ def test_factory_that_ignores_its_config_is_refused_for_the_first_config_that_sh
     ],
 )
 def test_worker_is_named_after_its_lane_or_else_its_target(target, lanes, names):
-    assert cli._worker_names([(target, lane) for lane in lanes]) == names
+    assert names_of([(target, lane) for lane in lanes]) == names
 
 
 # Disks

@@ -21,6 +21,7 @@ from kvlockstep.fuzz.labels import LABELS, name_of
 from kvlockstep.fuzz.lockstep import Lockstep
 from kvlockstep.fuzz.ops import Abort, Alloc, AllocItem, Commit, Evict, Match, Peek, Release, Submit
 from kvlockstep.fuzz.outcomes import Ran, compare_outcomes, outcome_of
+from kvlockstep.fuzz.places import names_of
 from kvlockstep.fuzz.registry import SGLANG_TARGETS
 from kvlockstep.fuzz.report import print_run
 from kvlockstep.fuzz.statistics import Statistics
@@ -274,7 +275,7 @@ def test_tables_show_as_many_workers_as_have_room_and_cut_no_name(capsys):
     ],
 )
 def test_workers_of_several_targets_are_told_apart_by_name(workers, names):
-    assert cli._worker_names(workers) == names
+    assert names_of(workers) == names
 
 
 # Fuzzing
