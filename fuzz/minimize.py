@@ -1,30 +1,56 @@
-"""Makes a failing trace short: fewer operations, then smaller numbers and prompts, then a smaller config.
+"""Makes a failing trace short: fewer requests and operations, then smaller numbers and prompts, then a smaller config.
 
 Each candidate runs from a fresh state and is kept only if it fails with the same cause signature, so that
 the search cannot slide to another bug. Every sub-list of a trace is a valid trace; that is what makes plain
-deletion work. The best trace so far is handed to ``save`` whenever it gets better, so that an interrupted
-search loses nothing and a later one goes on from there.
+deletion work. Whole requests go first, many at a time: a replay costs as much as its trace is long. The best
+trace so far is handed to ``save`` whenever it gets better, so that an interrupted search loses nothing and a
+later one goes on from there.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations, count, dropwhile
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 from kvlockstep.fuzz.config import CacheConfig
-from kvlockstep.fuzz.ops import Alloc, AllocItem, Commit, Evict, Op, Reset, Retract, Submit, named_requests
+from kvlockstep.fuzz.dispatch import model_arguments
+from kvlockstep.fuzz.ops import (
+    Abort,
+    Alloc,
+    AllocItem,
+    Checkpoint,
+    Commit,
+    Evict,
+    Match,
+    Op,
+    Peek,
+    Release,
+    Reset,
+    Retract,
+    Submit,
+    kind_of,
+    named_requests,
+)
 from kvlockstep.fuzz.registry import Factory, TargetUnusable
 from kvlockstep.fuzz.replay import failing_signature
 from kvlockstep.fuzz.requirements import lacking
 from kvlockstep.fuzz.targets.base import Target
+from kvlockstep.fuzz.targets.reference import new_cache
 
 Ops = tuple[Op, ...]
 SIZES = ("page_size", "n_rows", "n_pages", "max_context_len")
 Save = Callable[[CacheConfig, Ops], None]
+Judge = Callable[[CacheConfig, Ops], tuple[str | None, int]]
+"""Says with which signature a trace fails, if it does, and how many of its operations ran."""
 
 
 class Minimizer:
-    """Search for the shortest trace with one signature. ``tried`` counts the replays."""
+    """Search for the shortest trace with one signature. ``tried`` counts the replays.
+
+    Each runs in this process, unless there is a ``judge`` that runs it elsewhere, as that of a `Ward` does; then
+    ``factory`` is asked only what the target promises.
+    """
 
     def __init__(
         self,
@@ -35,6 +61,7 @@ class Minimizer:
         *,
         seconds: float,
         save: Save | None = None,
+        judge: Judge | None = None,
     ) -> None:
         self.config = config
         self.ops = ops
@@ -42,6 +69,7 @@ class Minimizer:
         self.signature = signature
         self.deadline = monotonic() + seconds
         self.save = save
+        self.judge = judge if judge is not None else lambda config, ops: failing_signature(config, ops, factory)
         self.tried = 0
         self._made: dict[tuple[str, ...], Target] = {}  # by the options that are on, which may change what is promised
         self._unpromised = set(lacking(self._target_with(config), config, ops))
@@ -52,12 +80,15 @@ class Minimizer:
             return False
         size = None
         reductions = (
-            self._split_names,
+            self._untangle,
+            self._keep_last_requests,
             self._drop_requests,
             self._drop_chunks,
+            self._split_names,
             self._simplify,
             self._shorten_prompts,
             self._shrink,
+            self._join,
             self._relabel,
         )
         while size != (size := self._size()):
@@ -78,7 +109,7 @@ class Minimizer:
             if not self._is_promised(config, ops):
                 return False
             self.tried += 1
-            signature, steps = failing_signature(config, ops, self.factory)
+            signature, steps = self.judge(config, ops)
         except TargetUnusable:  # it cannot be built in this size
             return False
         if signature != self.signature:
@@ -94,7 +125,10 @@ class Minimizer:
         return any(self._accept(replace(self.config, n_pages=size), ops) for size in sizes)
 
     def _split_names(self) -> None:
-        """Give a later request of the same name a name of its own: then the earlier one need not end first."""
+        """Give a later request of the same name a name of its own: then the earlier one need not end first.
+
+        The model has mostly done so already, for all of them; this is for a target that it cannot follow alone.
+        """
         submitted: set[str] = set()
         for index in range(len(self.ops)):
             op = self.ops[index] if index < len(self.ops) else None
@@ -108,11 +142,40 @@ class Minimizer:
                     submitted.add(fresh)
             submitted.add(op.request)
 
+    def _untangle(self) -> None:
+        """Tell requests of one name apart, and leave out what is refused, in two replays.
+
+        The model says what is refused; where the target's choices would make that differ, the replay shows it.
+        """
+        named, done = _followed(self.config, self.ops)
+        self._accept_other(named)
+        if len(named) == len(self.ops):
+            earlier = tuple(op for op, was_done in zip(self.ops[:-1], done, strict=False) if was_done)
+            self._accept_other((*earlier, *self.ops[-1:]))
+
+    def _keep_last_requests(self) -> None:
+        """Try the last few alone: what is short costs little to try, and what came long before is mostly not needed.
+
+        Also without drafts in a failing batch: where less of a prompt was found they come too early, and are refused.
+        """
+        names = _by_last_mention(self.ops)
+        n_kept = 1
+        while n_kept < len(names):
+            kept = _from_first_request(_without(self.ops, names[n_kept:]))
+            if self._accept_other(kept) or self._accept_other((*kept[:-1], _without_drafts(kept[-1]))):
+                return
+            n_kept += max(1, n_kept // 2)
+
     def _drop_requests(self) -> None:
-        for name in sorted({name for op in self.ops for name in named_requests(op)}):
-            kept = tuple(without for op in self.ops if (without := _without(op, name)) is not None)
-            if kept != self.ops:
-                self._accept_in_less_room(kept, (0, 1, 2, 3, 4, 6, 8))
+        """Drop many at a time, the oldest first, then fewer; one by one also with a smaller pool."""
+        size = len(_by_last_mention(self.ops)) // 2
+        while size:
+            names = _by_last_mention(self.ops)
+            for start in reversed(range(0, len(names), size)):
+                kept = _without(self.ops, names[start : start + size])
+                if kept != self.ops:
+                    self._accept_in_less_room(kept, (0, 1, 2, 3, 4, 6, 8) if size == 1 else (0,))
+            size //= 2
 
     def _drop_chunks(self) -> None:
         size = max(1, len(self.ops) // 2)
@@ -149,6 +212,11 @@ class Minimizer:
                 if shorter is None or not self._accept_in_less_room(shorter, sorted({0, pages, pages + 1})):
                     cut //= 2
 
+    def _join(self) -> None:
+        """Let one batch do what two did, or one request, which goes on, what two did one behind the other."""
+        while any(self._accept(self.config, joined) for joined in _joined(self.ops)):
+            pass
+
     def _relabel(self) -> None:
         """Name requests ``r0``, ``r1`` and tokens 1, 2 in the order in which they appear."""
         names = dict.fromkeys(name for op in self.ops for name in named_requests(op))
@@ -158,9 +226,8 @@ class Minimizer:
         new_tokens = {token: i for i, token in enumerate(tokens, start=1)}
         self._accept_other(tuple(_with_tokens(op, new_tokens) for op in self.ops))
 
-    def _accept_other(self, ops: Ops) -> None:
-        if ops != self.ops:
-            self._accept(self.config, ops)
+    def _accept_other(self, ops: Ops) -> bool:
+        return ops != self.ops and self._accept(self.config, ops)
 
     def _is_promised(self, config: CacheConfig, ops: Ops) -> bool:
         """Tell whether the target promises all that this needs, but for what the trace needed from the start."""
@@ -183,11 +250,51 @@ class Minimizer:
                 self._accept(candidate, self.ops)
 
 
-def _without(op: Op, name: str) -> Op | None:
+def _followed(config: CacheConfig, ops: Ops) -> tuple[Ops, list[bool]]:
+    """Run the model alone: give each request a name of its own, and tell which operations are done."""
+    model = new_cache(config)
+    fresh = (f"r{number}" for number in count())
+    names: dict[str, str] = {}
+    named: list[Op] = []
+    done: list[bool] = []
+    for op in ops:
+        kind, arguments = kind_of(op), model_arguments(op)
+        done.append(model.refusal(kind, *arguments) is None)
+        for name in named_requests(op):
+            if name not in names or (isinstance(op, Submit) and done[-1]):
+                names[name] = next(fresh)
+        named.append(_with_names(op, names))
+        if done[-1]:
+            getattr(model, kind)(*arguments)
+    return tuple(named), done
+
+
+def _by_last_mention(ops: Ops) -> list[str]:
+    """List the requests, the one that was named last first."""
+    return list(dict.fromkeys(name for op in reversed(ops) for name in named_requests(op)))
+
+
+def _without(ops: Ops, names: Collection[str]) -> Ops:
+    """Leave out some requests."""
+    return tuple(without for op in ops if (without := _op_without(op, names)) is not None)
+
+
+def _op_without(op: Op, names: Collection[str]) -> Op | None:
     if isinstance(op, Alloc):
-        batch = tuple(item for item in op.batch if item.request != name)
+        batch = tuple(item for item in op.batch if item.request not in names)
         return Alloc(batch) if batch or not op.batch else None
-    return None if name in named_requests(op) else op
+    return None if any(name in names for name in named_requests(op)) else op
+
+
+def _without_drafts(op: Op) -> Op:
+    if isinstance(op, Alloc):
+        return Alloc(tuple(AllocItem(item.request, max(1, item.n - len(item.drafts))) for item in op.batch))
+    return op
+
+
+def _from_first_request(ops: Ops) -> Ops:
+    """Leave out what comes before any request: there is nothing to evict yet."""
+    return tuple(dropwhile(lambda op: not named_requests(op), ops))
 
 
 def _with_names(op: Op, names: dict[str, str]) -> Op:
@@ -299,6 +406,35 @@ def _shortened(ops: Ops, name: str, cut: int) -> Ops | None:
         else:
             shorter.append(op)
     return tuple(shorter) if stage else None
+
+
+def _joined(ops: Ops) -> Iterator[Ops]:
+    """Yield shorter traces that have one batch or one request less, and ask for the same."""
+    for i, j in combinations([index for index, op in enumerate(ops) if isinstance(op, Alloc)], 2):
+        batch = Alloc((*cast(Alloc, ops[i]).batch, *cast(Alloc, ops[j]).batch))
+        yield (*ops[:i], *ops[i + 1 : j], batch, *ops[j + 1 :])
+        yield (*ops[:i], batch, *ops[i + 1 : j], *ops[j + 1 :])
+    submits = {op.request: op for op in ops if isinstance(op, Submit)}
+    for first, second in combinations(submits, 2):
+        if not any(isinstance(op, Alloc) and {first, second} <= set(named_requests(op)) for op in ops):
+            yield _as_one_request(ops, first, submits[second], None)
+            yield _as_one_request(ops, first, submits[second], Checkpoint(first))
+
+
+def _as_one_request(ops: Ops, first: str, second: Submit, end: Op | None) -> Ops:
+    """Submit the second prompt at once, and go on where the second request began; ``end`` is what ends the first."""
+    joined: list[Op] = []
+    for op in ops:
+        match op:
+            case Submit(name) if name == first:
+                joined.append(replace(second, request=first))
+            case Release(name) | Abort(name) | Retract(name) if name == first:
+                joined += [end] if end is not None else []
+            case Submit(name) | Peek(name) | Match(name) if name == second.request:
+                pass
+            case _:
+                joined.append(_with_names(op, {second.request: first}))
+    return tuple(joined)
 
 
 def _plainer_values(config: CacheConfig) -> Iterator[tuple[str, Any]]:
