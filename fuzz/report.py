@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from time import monotonic
 
 from rich.box import SIMPLE_HEAD
@@ -127,28 +128,50 @@ def _print_operations(console: Console, total: Statistics) -> None:
         console.print(line)
 
 
-def _print_transitions(console: Console, total: Statistics) -> None:
-    """Print how many distinct transitions each operation made, and where it was never done.
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Where operations of one kind were done: distinct transitions, and the classes of states that they began in.
 
-    The state named is the one that operations began in most often, of those that this one never began in.
+    ``never`` is the state that operations began in most often, of those that this one never began in.
     """
-    if not total.transitions:
-        return
+
+    kind: str
+    distinct: int
+    begun_in: int
+    never: StateClass | None
+    never_met: int = 0  # operations that began in ``never``
+
+
+def reaches_of(total: Statistics) -> tuple[list[Reach], int]:
+    """Return where each operation was done, and how many classes of states operations began in."""
     met: Counter[StateClass] = Counter()
     for (_, before, _), count in total.transitions.items():
         met[before] += count
-    narrow = console.width < NARROW
-    title = f"transitions: {len(total.transitions):,} distinct, between {len(met)} classes of states"
-    table = _table(title, ["operation", "distinct", "begun in"], wrap=False)
-    if not narrow:
-        table.add_column("most frequent state it was never done in", overflow="fold")
+    reaches = []
     for op in OPS:
         kind = op.__name__.lower()
         of_kind = [before for (name, before, _) in total.transitions if name == kind]
-        never = [state for state in met if state not in of_kind and state.allows(kind)]
+        begun_in = set(of_kind)
+        never = [state for state in met if state not in begun_in and state.allows(kind)]
         example = max(never, key=lambda state: (met[state], state), default=None)
-        cells = [kind, f"{len(of_kind):,}", f"{len(set(of_kind))}"]
-        table.add_row(*cells, *([] if narrow else [f"{example} ({met[example]:,})" if example else "-"]))
+        reaches.append(Reach(kind, len(of_kind), len(begun_in), example, met[example] if example else 0))
+    return reaches, len(met)
+
+
+def _print_transitions(console: Console, total: Statistics) -> None:
+    """Print how many distinct transitions each operation made, and where it was never done."""
+    if not total.transitions:
+        return
+    reaches, n_classes = reaches_of(total)
+    narrow = console.width < NARROW
+    title = f"transitions: {len(total.transitions):,} distinct, between {n_classes} classes of states"
+    table = _table(title, ["operation", "distinct", "begun in"], wrap=False)
+    if not narrow:
+        table.add_column("most frequent state it was never done in", overflow="fold")
+    for reach in reaches:
+        cells = [reach.kind, f"{reach.distinct:,}", f"{reach.begun_in}"]
+        never = f"{reach.never} ({reach.never_met:,})" if reach.never else "-"
+        table.add_row(*cells, *([] if narrow else [never]))
     console.print(table)
 
 
