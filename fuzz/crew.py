@@ -49,6 +49,7 @@ class WorkerState:
     canary: Canary | None = None
     statistics: Statistics = field(default_factory=Statistics)
     seconds: float = 0.0
+    memory: int = 0  # bytes that it holds
     ended: bool = False
     stage: str = "starting"
     violates: str | None = None  # signature of the violation that it has met last
@@ -320,6 +321,7 @@ def follow(state: WorkerState, event: dict[str, Any]) -> None:
     if "statistics" in event:
         state.statistics = Statistics.from_json(event["statistics"])
         state.seconds = event["seconds"]
+        state.memory = event.get("memory", 0)
         state.unobserved = [(law, check, needs) for law, check, needs in event["unobserved"]]
         state.hidden = event["hidden"]
     if kind == "ready":

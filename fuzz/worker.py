@@ -22,6 +22,7 @@ from time import monotonic, sleep
 from typing import Any, NamedTuple, cast
 
 from hypothesis.errors import FlakyStrategyDefinition
+from psutil import Process
 
 from kvlockstep.fuzz.campaign.corpus import Notes
 from kvlockstep.fuzz.campaign.seeds import Shard, seed_of
@@ -115,7 +116,7 @@ class Order:
         data = json.loads(text)
         if data.get("plan") is not None:
             data["plan"] = Plan(**data["plan"] | {"known": tuple(data["plan"]["known"])})
-        data["stored"] = tuple(Stored(*one) for one in data["stored"])
+        data["stored"] = tuple(Stored(*one) for one in data.get("stored", ()))
         return cls(**data)
 
 
@@ -221,7 +222,7 @@ class Worker:
         twin, self._twin = self._twin, None
         if twin is not None and self.ops and self._violation is None and self._trouble is None:
             lines = [encode_header(self.header), *map(encode_op, self.ops[: twin.step + 1])]
-            self.report("twin", lines=lines, digest=twin.digest(), fault=self.order.fault)
+            self.report("twin", lines=lines, digest=twin.digest())
 
     def run(self, lockstep: Lockstep, op: Op) -> None:
         if self._started is None:
@@ -264,21 +265,22 @@ class Worker:
         reached = {"reached": getattr(self._target, "reached", None)} if self.order.fault else {}
         return reached | {
             "seconds": self.elapsed,
+            "memory": Process().memory_info().rss,
             "statistics": self.statistics.to_json(),
             "unobserved": [[check.law, name, check.needs] for name, check in self._unobserved.items()],
             "hidden": sorted(self._hidden),
         }
 
     def fuzz(self) -> None:
-        """Run cases until the budget is spent or one fails; then store and minimize the failure. The canary is first.
+        """Run stored traces, the canary, and cases until the budget is spent or one fails; store and minimize that.
 
         Raises what the target's factory raises.
         """
         from kvlockstep.fuzz.machine import run_cases
 
+        self._run_stored()
         if self.order.canary:
             self._release_canary()
-        self._run_stored()
         self._draws_since = monotonic()
         for seed in self._seeds():
             try:

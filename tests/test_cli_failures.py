@@ -36,7 +36,13 @@ def test_shorter_trace_of_one_cause_stays(tmp_path, lengths):
     assert n_ops(first) == min(lengths)
     assert (first / "verdict.txt").read_text().startswith(f"found with {min(lengths)}\n")
     assert os.listdir(tmp_path) == ["PageLeaked.abort"]
-    assert sorted(os.listdir(first)) == ["environment.json", "original.jsonl", "trace.jsonl", "verdict.txt"]
+    assert sorted(os.listdir(first)) == [
+        "environment.json",
+        "original.jsonl",
+        "replay.sh",
+        "trace.jsonl",
+        "verdict.txt",
+    ]
 
 
 @pytest.mark.parametrize(("still_fails", "kept"), [(True, 1), (False, 6)])

@@ -182,6 +182,7 @@ def test_target_that_raises_is_a_violation_with_a_line_that_replays_it(folder):
         "original.jsonl",
         "verdict.txt",
         "environment.json",
+        "replay.sh",
     }
     assert trace.ops == [Release("r0")] or isinstance(trace.ops[-1], Release)
     assert "second [red]line[/] :bug: \\ud800" in out
@@ -468,6 +469,7 @@ def test_interrupt_while_minimizing_keeps_the_failure(folder):
         "original.jsonl",
         "verdict.txt",
         "environment.json",
+        "replay.sh",
     }
 
 

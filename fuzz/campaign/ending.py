@@ -57,21 +57,23 @@ def verdict_of_party(progress: Progress, seconds: float, outcome: Outcome) -> Ve
     if new := blocking(progress):
         causes = "1 cause" if len(new) == 1 else f"{len(new)} causes"
         times = sum(cause.times for cause in new)
-        return Verdict(VIOLATION, [f"{causes} of failure, met {times} times", *remarks])
+        met = "once" if times == 1 else f"{times} times"
+        return Verdict(VIOLATION, [f"{causes} of failure, met {met}", *sorted(set(outcome.unusable)), *remarks])
     if outcome.full is not None:
         return Verdict(BROKEN, remarks)
-    shown = [state for state in states_of(progress) if state.statistics.done or state.canary is not None]
+    states = states_of(progress)
+    shown = [state for state in states if state.statistics.done or state.canary is not None]
     if not shown and outcome.unusable:
         return Verdict(USAGE, sorted(set(outcome.unusable)))
     stopped = [f"worker {name} is given up" for name in outcome.given_up]
     if stopped or outcome.unexplained:
         return Verdict(CRASHED, stopped + outcome.unexplained + remarks)
-    inner = verdict_of(shown, seconds, outcome.accepted, outcome.not_run)
-    open_questions = [
-        f"{len(doubtful)} causes did not replay in a fresh process"
-        for doubtful in [[cause for cause in progress.causes.values() if not cause.replays]]
-        if doubtful
-    ]
+    # a lane on which nothing was done is blind, unless its target is why
+    inner = verdict_of(shown if outcome.unusable else states, seconds, outcome.accepted, outcome.not_run)
+    open_questions = sorted(set(outcome.unusable))
+    if doubtful := sum(not cause.replays for cause in progress.causes.values()):
+        causes = "1 cause" if doubtful == 1 else f"{doubtful} causes"
+        open_questions.append(f"{causes} of failure did not replay in a fresh process")
     if progress.twins_differed:
         open_questions.append(
             f"{progress.twins_differed} of {progress.twins_compared} cases that were run twice did not give the same"
@@ -83,8 +85,7 @@ def verdict_of_party(progress: Progress, seconds: float, outcome: Outcome) -> Ve
 
 
 def _remarks(progress: Progress, outcome: Outcome) -> list[str]:
-    lines = [*sorted(set(outcome.unusable))]
-    lines += [f"{outcome.full}; what was found before is kept"] if outcome.full is not None else []
+    lines = [f"{outcome.full}; what was found before is kept"] if outcome.full is not None else []
     for cause in progress.causes.values():
         if cause.replays and (cause.known or cause.old):
             why = "known" if cause.known else "fails on the base too"

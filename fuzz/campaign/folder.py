@@ -97,7 +97,10 @@ class Lane:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a party has come. ``units`` gives for each worker the unit at which it is."""
+    """How far a party has come. ``units`` gives for each worker the unit at which it is.
+
+    While it is at work, the statistics of lanes are those of whole units: after a kill the unit at hand is done again.
+    """
 
     seconds: float = 0.0
     units: dict[str, int] = field(default_factory=dict)
@@ -107,6 +110,7 @@ class Progress:
     deaths: dict[str, int] = field(default_factory=dict)
     twins_compared: int = 0
     twins_differed: int = 0
+    half: dict[str, int] = field(default_factory=dict)  # of each cause: times that are of units not done yet
     ended: bool = False  # its time is over, or it was stopped by what it says in its last line of the journal
 
 
@@ -325,6 +329,6 @@ def _read(path: Path, mark: str) -> dict[str, Any] | None:
             raise FolderUnusable(f"{path}: of another version of kvlockstep: name another folder")
     except FileNotFoundError:
         return None
-    except (ValueError, AttributeError, KeyError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise FolderUnusable(f"{path}: not what a campaign writes: name another folder") from error
     return dict(data)

@@ -10,9 +10,10 @@ replays in a fresh process is tried while the workers go on.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -24,7 +25,7 @@ from kvlockstep.fuzz.campaign.postmortem import PostmortemOrder
 from kvlockstep.fuzz.campaign.seeds import seed_of
 from kvlockstep.fuzz.campaign.witness import Case, Witnesses
 from kvlockstep.fuzz.crew import Command, WorkerState
-from kvlockstep.fuzz.failures import header_of, keep_last_trace
+from kvlockstep.fuzz.failures import header_of, keep_last_trace, traces_in
 from kvlockstep.fuzz.statistics import Statistics
 from kvlockstep.fuzz.verdict import replays
 from kvlockstep.fuzz.ward import Limits
@@ -85,6 +86,8 @@ class Place:
     rate: float = 0.0  # operations done a second, lately
     given_up: bool = False
     begun_stored: bool = False
+    whole: Statistics = field(default_factory=Statistics)  # of the process at work, up to the last unit that is done
+    half: Counter[str] = field(default_factory=Counter)  # times that causes were met since
     _counted: tuple[float, int] = (0.0, 0)
 
     def measure(self) -> None:
@@ -108,7 +111,7 @@ class StoredRun:
     target: str
     lane: str | None
     file: str
-    verdict: str  # clean, violates, skipped, unreadable, not finished
+    verdict: str  # clean, violates, died, skipped, unreadable, not finished
     text: str
 
 
@@ -155,6 +158,9 @@ class Supervisor:
         self._by_name = {place.name: place for place in self.places}
         self._pool = ThreadPoolExecutor(1)
         self._tries: dict[str, Future[bool]] = {}
+        for key, times in self.progress.half.items():  # those units are done once more
+            self.progress.causes[key].times -= times
+        self.progress.half = {}
         self._worked_before = self.progress.seconds
         self._began = monotonic()
         self._next_save = self._began + SAVE_EVERY
@@ -205,7 +211,7 @@ class Supervisor:
         """Return what is to be done in each place first: a post-mortem of what a party that was killed left there."""
         commands = []
         for place in self.places:
-            if self._has_done_all(place):
+            if self._has_done_all(place) and self.progress.starts.get(place.name):
                 continue
             left = keep_last_trace(self.party.folder, place.name) if self.after_kill else None
             fault = self._fault_of_start(place)
@@ -231,6 +237,7 @@ class Supervisor:
             units = min(units, self.settings.units - place.unit)
         self.progress.starts[place.name] = self.progress.starts.get(place.name, 0) + 1
         self._note("start", worker=place.name, unit=place.unit, fault=fault)
+        place.whole = Statistics()
         plan = Plan(
             self.settings.base,
             self.settings.shard.index,
@@ -274,18 +281,29 @@ class Supervisor:
         return tuple(cause.signature for cause in causes if (cause.target, cause.fault) == (place.target, fault))
 
     def _stored_for(self, place: Place) -> tuple[Stored, ...]:
-        """Say what stored traces a process begins with: the first one in a place its share, a later one none."""
-        if place.begun_stored:
-            return ()
-        place.begun_stored = True
+        """Say what stored traces a process begins with: regressions that were not run yet, and once in a place its
+        share of the corpus.
+        """
         stored = []
-        if self.regressions is not None and self._first_of_lane(place) is place:
-            stored.append(Stored(str(self.regressions)))
+        if self.regressions is not None and self._stored_left(place):
+            stored.append(Stored(str(self.regressions), self._n_stored(place)))
+        if place.begun_stored:
+            return tuple(stored)
+        place.begun_stored = True
         corpus = self.corpora.get(place.target)
         if corpus is not None and corpus.folder.is_dir():
             same = [other for other in self.places if other.target == place.target]
             stored.append(Stored(str(corpus.folder), same.index(place), len(same)))
         return tuple(stored)
+
+    def _n_stored(self, place: Place) -> int:
+        return sum((run.target, run.lane) == (place.target, place.lane) for run in self.stored_runs)
+
+    def _stored_left(self, place: Place) -> list[str]:
+        """List the regressions that a place is still to run."""
+        if self.regressions is None or self._first_of_lane(place) is not place:
+            return []
+        return [path.name for path in traces_in(self.regressions)][self._n_stored(place) :]
 
     def _first_of_lane(self, place: Place) -> Place:
         return next(other for other in self.places if (other.target, other.lane) == (place.target, place.lane))
@@ -310,7 +328,8 @@ class Supervisor:
         return self._go_on(place)
 
     def _go_on(self, place: Place) -> Command | None:
-        if self._has_done_all(place) or place.given_up or self.wants_end():
+        done = self._has_done_all(place) and not self._stored_left(place)
+        if done or place.given_up or self.wants_end():
             return None
         return Command(self._order(place))
 
@@ -320,6 +339,9 @@ class Supervisor:
     def _after_death(self, place: Place, state: WorkerState, how: str) -> Command | None:
         self.progress.deaths[place.name] = self.progress.deaths.get(place.name, 0) + 1
         trace = str(state.last_trace) if state.last_trace is not None else None
+        left = self._stored_left(place)
+        if left and trace is not None and state.canary is None:  # it comes after the stored traces
+            self.stored_runs.append(StoredRun(place.target, place.lane, left[0], "died", how))
         self._note("death", worker=place.name, unit=place.unit, how=how, trace=trace)
         self.told(f"worker {place.name} {how}")
         place.died_at_once = 0 if state.statistics.done or trace is not None else place.died_at_once + 1
@@ -384,6 +406,8 @@ class Supervisor:
             place.state = state
         if kind == "unit" and place is not None:
             self._next_unit(place, event["unit"] + 1)
+            place.whole = state.statistics
+            place.half.clear()
         elif kind == "canary":
             self.progress.lanes[self._lane_of[self._by_name[state.order.name].index]].canaries.append(
                 {"law": event["law"], "operations": event["operations"], "seconds": event["seconds"]}
@@ -397,8 +421,8 @@ class Supervisor:
             for entry in event["entries"]:
                 corpus.add(Entry.from_json(entry))
         elif kind == "twin":
-            case = Case(event["lines"], event["digest"], event["fault"])
-            self._witnesses.ask(state.order.target, state.order.lane, case)
+            order = state.order
+            self._witnesses.ask(Case(order.target, order.lane, order.fault, event["lines"], event["digest"]))
         elif kind == "stored":
             self._take_stored(state, event)
 
@@ -415,7 +439,14 @@ class Supervisor:
             self._by_name[state.order.name.removesuffix(POSTMORTEM)].met_again = signature
         for cause in self.progress.causes.values():
             if (cause.signature, cause.target, cause.fault) == (signature, state.order.target, state.order.fault):
-                cause.times += 1
+                self._count(state, cause)
+
+    def _count(self, state: WorkerState, cause: Cause, times: int = 1) -> None:
+        """Count that a cause was met once more; with no ``times``, that what it says already is of a unit at hand."""
+        cause.times += times
+        place = self._by_name.get(state.order.name)
+        if place is not None:
+            place.half[cause.key] += 1
 
     def _take_failure(self, state: WorkerState, event: dict[str, Any]) -> None:
         folder = Path(event["folder"])
@@ -435,10 +466,11 @@ class Supervisor:
         )
         earlier = self.progress.causes.get(cause.key)
         if earlier is not None:
-            earlier.times += 1
+            self._count(state, earlier)
             earlier.minimized_len = min(earlier.minimized_len, cause.minimized_len)
             return
         self.progress.causes[cause.key] = cause
+        self._count(state, cause, 0)
         self._note("cause", **asdict(cause) | {"key": cause.key, "unit": event.get("unit")})
         self.told(f"found {cause.signature} on {cause.target}: {cause.minimized_len} operations, {folder}")
         self._try(cause)
@@ -451,6 +483,7 @@ class Supervisor:
         lane = self.progress.lanes[index]
         lane.seconds += state.seconds
         _take_parts(lane, state)
+        place.half.clear()
         place.state = None
 
     # Time
@@ -513,7 +546,9 @@ class Supervisor:
             number = self.progress.twins_differed
             path = self.party.flakes / f"{self.party.number:04}-{number}.jsonl"
             self._write(partial(path.write_text, "".join(f"{line}\n" for line in case.lines)))
-            self._note("flake", trace=path.name, expected=case.digest, got=case.again)
+            self._note(
+                "flake", trace=path.name, target=case.target, lane=case.lane, expected=case.digest, got=case.again
+            )
             self.told(f"a case did not give the same twice: {path}")
 
     def _sample(self) -> None:
@@ -531,24 +566,29 @@ class Supervisor:
             transitions=len(total.transitions),
             corpus=sum(map(len, self.corpora.values())),
             causes=len(self.progress.causes),
+            memory_mib=max((place.state.memory for place in self.places if place.state is not None), default=0) >> 20,
             rates={place.name: round(place.rate) for place in self.places},
         )
 
-    def statistics_of_lanes(self) -> list[Statistics]:
-        """Add up, for each lane of the progress, what ended processes did and those at work have so far."""
+    def statistics_of_lanes(self, *, whole: bool = False) -> list[Statistics]:
+        """Add up, for each lane of the progress, what ended processes did and those at work have so far.
+
+        Only ``whole`` units are what a party that is killed need not do again.
+        """
         totals = []
         for index in range(len(self.progress.lanes)):
             total = Statistics()
             total.add(self._statistics[index])
             for place in self.places:
                 if self._lane_of[place.index] == index and place.state is not None:
-                    total.add(place.state.statistics)
+                    total.add(place.whole if whole else place.state.statistics)
             totals.append(total)
         return totals
 
     def _save(self) -> None:
-        for lane, statistics in zip(self.progress.lanes, self.statistics_of_lanes(), strict=True):
+        for lane, statistics in zip(self.progress.lanes, self.statistics_of_lanes(whole=True), strict=True):
             lane.statistics = statistics.to_json()
+        self.progress.half = dict(sum((place.half for place in self.places), Counter[str]()))
         for place in self.places:
             if place.state is not None:
                 _take_parts(self.progress.lanes[self._lane_of[place.index]], place.state)

@@ -34,9 +34,11 @@ MAX_WAITING = 50
 class Case:
     """A case that a worker ran: lines of its trace, and the digest that it gave there."""
 
+    target: str
+    lane: str | None
+    fault: str | None
     lines: list[str]
     digest: str
-    fault: str | None
     again: str | None = None  # the digest that it gave when it was run again; None: it could not be run
 
 
@@ -54,8 +56,9 @@ class Witnesses:
         self._done: deque[Case] = deque()
         self.passed_over = 0
 
-    def ask(self, target: str, lane: str | None, case: Case) -> None:
+    def ask(self, case: Case) -> None:
         """Have a case run again. A witness that has died is replaced, and its cases count as passed over."""
+        target, lane = case.target, case.lane
         found = self._processes.get((target, lane))
         if found is not None and found.process.poll() is not None:
             self.passed_over += len(found.waiting)
