@@ -419,6 +419,7 @@ class Worker:
         except OSError as error:
             if error.errno != ENOSPC or not give_up_reserve(out):
                 raise
+            self.report("full", text=f"could not write {error.filename or out}: {error.strerror}")
             return store_failure(out, shortest, found, text, self._still_fails)
 
     def _still_fails(self, stored: Trace) -> bool:

@@ -319,9 +319,6 @@ class Supervisor:
             if state.disk_full:
                 self._disk_is_full(state.broken or "")
                 return None
-            if state.unusable:
-                self.unusable.append(state.unusable)
-                return None
             if (how := state.trouble or state.broken) is not None:
                 return self._after_death(place, state, how)
             place.died_at_once = 0
@@ -412,6 +409,10 @@ class Supervisor:
             self.progress.lanes[self._lane_of[self._by_name[state.order.name].index]].canaries.append(
                 {"law": event["law"], "operations": event["operations"], "seconds": event["seconds"]}
             )
+        elif kind == "full":
+            self._disk_is_full(event["text"])
+        elif kind == "unusable":  # the crew ends all workers of this target
+            self.unusable.append(event["text"])
         elif kind == "again":
             self._count_again(state, event["signature"])
         elif kind == "failure":
@@ -528,8 +529,8 @@ class Supervisor:
         self._witnesses.wait(WITNESS_S)
         self._settle_twins()
         self._witnesses.close()
-        self._sample()
         self._distil()
+        self._sample()
         self._save()
 
     def _settle_tries(self) -> None:
