@@ -94,16 +94,24 @@ class Minimizer:
         while size != (size := self._size()):
             for reduce in reductions:
                 reduce()
-                if monotonic() > self.deadline:
+                if self.is_late():
                     return False
         return True
+
+    def is_same(self, signature: str | None) -> bool:
+        """Tell whether a candidate fails in the way that is looked for."""
+        return signature == self.signature
+
+    def is_late(self) -> bool:
+        """Tell whether the time is over."""
+        return monotonic() > self.deadline
 
     def _size(self) -> tuple[object, ...]:
         return (self.config, self.ops)
 
     def _accept(self, config: CacheConfig, ops: Ops) -> bool:
         """Run a candidate; keep it, cut after its failing operation, if it fails in the same way."""
-        if monotonic() > self.deadline:
+        if self.is_late():
             return False
         try:
             if not self._is_promised(config, ops):
@@ -112,7 +120,7 @@ class Minimizer:
             signature, steps = self.judge(config, ops)
         except TargetUnusable:  # it cannot be built in this size
             return False
-        if signature != self.signature:
+        if not self.is_same(signature):
             return False
         self.config, self.ops = config, ops[:steps]
         if self.save is not None:
@@ -199,7 +207,7 @@ class Minimizer:
                     break
             else:
                 index += 1
-            if monotonic() > self.deadline:
+            if self.is_late():
                 return
 
     def _shorten_prompts(self) -> None:

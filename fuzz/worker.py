@@ -37,6 +37,7 @@ from kvlockstep.fuzz.minimize import Minimizer
 from kvlockstep.fuzz.ops import Op, kind_of
 from kvlockstep.fuzz.registry import Factory, TargetUnusable, cannot_be_seen, choose_lane, factory_for
 from kvlockstep.fuzz.replay import failing_signature, what_it_lacks
+from kvlockstep.fuzz.root import RootSearch
 from kvlockstep.fuzz.search import Search
 from kvlockstep.fuzz.statistics import CaseWatcher, Statistics
 from kvlockstep.fuzz.targets.base import Target, allowances_of, options_of, page_sizes_of
@@ -51,6 +52,9 @@ N_LOOKS = 200
 
 ENDING_S = 5.0
 """A worker whose parent is gone has this long to store what it has."""
+
+ROOT_S = 20.0
+"""So long is the root of a failure looked for, at most; mostly it takes less than one."""
 
 CASES_IN_BATCH = 20
 """Hypothesis draws so many cases from a seed."""
@@ -409,7 +413,19 @@ class Worker:
         text = str(again)
         folder = self._store(shortest, found, text)
         facts |= {"text": text, "law": law, "minimized_len": len(minimizer.ops), "ending": ending}
+        if self.order.plan is not None:
+            facts["root"] = self._root_of(minimizer, signature)
         self.report("failure", folder=str(folder), **facts)
+
+    def _root_of(self, minimized: Minimizer, signature: str) -> str:
+        """Return the signature of the simplest trace that breaks the same law; see ``root.py``."""
+        config, ops = minimized.config, minimized.ops
+        seconds = min(ROOT_S, self.order.minimize_seconds)
+        search = self._minimizer = RootSearch(config, ops, self.factory, signature, seconds=seconds)
+        if self._interrupted:
+            search.deadline = 0.0
+        search.run()
+        return search.signature
 
     def _store(self, shortest: Trace, found: Trace, text: str) -> Path:
         """Store a failure, on a full disk in the room that was kept for it."""

@@ -4,7 +4,7 @@ What blocks is a cause that replays in a fresh process, that is not named as kno
 too. All else is said, and makes of "clean" an "unknown" where it leaves open whether there is more.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvlockstep.fuzz.campaign.folder import Cause, Lane, Progress
@@ -12,7 +12,7 @@ from kvlockstep.fuzz.canary import Canary
 from kvlockstep.fuzz.crew import WorkerState
 from kvlockstep.fuzz.exits import BROKEN, CLEAN, CRASHED, UNKNOWN, USAGE, VIOLATION
 from kvlockstep.fuzz.statistics import Statistics
-from kvlockstep.fuzz.verdict import Verdict, verdict_of
+from kvlockstep.fuzz.verdict import Verdict, too_seldom, verdict_of
 from kvlockstep.fuzz.worker import Order
 from kvlockstep.invariants.writes import WriteSlotRepeated
 
@@ -32,6 +32,21 @@ class Outcome:
 def blocking(progress: Progress) -> list[Cause]:
     """List the causes that count: they replay, nobody knew them, and the base does not have them."""
     return [cause for cause in progress.causes.values() if cause.replays and not cause.known and not cause.old]
+
+
+def grouped(causes: Iterable[Cause]) -> list[list[Cause]]:
+    """Put the forms of one cause together, the shortest first; the causes as they were found."""
+    groups: dict[tuple[str, str, str | None], list[Cause]] = {}
+    for cause in causes:
+        groups.setdefault(cause.root_key, []).append(cause)
+    return [sorted(group, key=lambda cause: (cause.minimized_len, cause.signature)) for group in groups.values()]
+
+
+def number_of_causes(causes: Collection[Cause]) -> str:
+    """Say how many causes there are, and in how many forms they were met if that is another number."""
+    n = len(grouped(causes))
+    forms = f" in {len(causes)} forms" if len(causes) != n else ""
+    return f"{'1 cause' if n == 1 else f'{n} causes'} of failure{forms}"
 
 
 def states_of(progress: Progress) -> list[WorkerState]:
@@ -55,10 +70,9 @@ def verdict_of_party(progress: Progress, seconds: float, outcome: Outcome) -> Ve
     """Draw the exit code of a party, and say why. ``seconds`` are those that each worker was to work."""
     remarks = _remarks(progress, outcome)
     if new := blocking(progress):
-        causes = "1 cause" if len(new) == 1 else f"{len(new)} causes"
         times = sum(cause.times for cause in new)
         met = "once" if times == 1 else f"{times} times"
-        return Verdict(VIOLATION, [f"{causes} of failure, met {met}", *sorted(set(outcome.unusable)), *remarks])
+        return Verdict(VIOLATION, [f"{number_of_causes(new)}, met {met}", *sorted(set(outcome.unusable)), *remarks])
     if outcome.full is not None:
         return Verdict(BROKEN, remarks)
     states = states_of(progress)
@@ -78,10 +92,20 @@ def verdict_of_party(progress: Progress, seconds: float, outcome: Outcome) -> Ve
         open_questions.append(
             f"{progress.twins_differed} of {progress.twins_compared} cases that were run twice did not give the same"
         )
+    if inner.code == UNKNOWN and any(cause.replays for cause in progress.causes.values()):
+        inner = _without_what_is_known(inner, too_seldom(states))
     if inner.code == CLEAN and open_questions:
         return Verdict(UNKNOWN, open_questions + remarks)
     more = open_questions if inner.code != CLEAN else []
     return Verdict(inner.code, inner.lines + more + remarks)
+
+
+def _without_what_is_known(verdict: Verdict, labels: Collection[str]) -> Verdict:
+    """Do not ask for states behind known failures, at which cases end: or none of them would ever pass for known."""
+    if any(line not in labels for line in verdict.lines):
+        return verdict
+    lines = [f"not asked for, because cases end at what is known: {line}" for line in verdict.lines]
+    return Verdict(CLEAN, ["clean but for what is known: no other law was broken", *lines])
 
 
 def _remarks(progress: Progress, outcome: Outcome) -> list[str]:

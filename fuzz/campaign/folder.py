@@ -57,7 +57,10 @@ class Settings:
 
 @dataclass(slots=True)
 class Cause:
-    """What is known of the failures with one signature on one target."""
+    """What is known of the failures with one signature on one target: one form in which a cause shows itself.
+
+    Those with the same ``root`` (``fuzz/root.py``) are forms of the same cause, as far as can be told.
+    """
 
     signature: str
     target: str
@@ -71,10 +74,16 @@ class Cause:
     found_len: int
     minimized_len: int
     minimize_ending: str = "minimized"
+    root: str = ""  # signature; of an empty one nothing is known
     times: int = 1
     replays: bool | None = None  # in a fresh process; None: not tried yet
     known: bool = False  # named by --known
     old: bool = False  # fails on the base too
+
+    @property
+    def root_key(self) -> tuple[str, str, str | None]:
+        """What the forms of one cause have in common."""
+        return self.root or self.signature, self.target, self.fault
 
     @property
     def key(self) -> str:

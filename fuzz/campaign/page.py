@@ -27,6 +27,7 @@ from kvlockstep.fuzz.campaign.advice import (
     nothing_done,
 )
 from kvlockstep.fuzz.campaign.curves import N_COLOURS, charts_of, number
+from kvlockstep.fuzz.campaign.ending import number_of_causes
 from kvlockstep.fuzz.campaign.live import duration
 from kvlockstep.fuzz.campaign.record import SLOW, Death, Event, Finding, PartyRecord, Record
 from kvlockstep.fuzz.crew import WorkerState
@@ -118,6 +119,7 @@ def page_of(record: Record, page: Path) -> tuple[str, Advice]:
         charts=charts_of(record.parties),
         n_colours=N_COLOURS,
         failures=[_failure_row(record, finding, page) for finding in record.findings],
+        causes=number_of_causes([finding.cause for finding in record.findings]),
         missing=nothing_done(record),
         not_reached=not_reached(record),
         reached=[_reached(target, group) for target, group in by_target(states).items()],

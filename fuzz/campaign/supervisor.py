@@ -464,6 +464,7 @@ class Supervisor:
             event["found_len"],
             event["minimized_len"],
             event["ending"],
+            event.get("root", ""),
         )
         earlier = self.progress.causes.get(cause.key)
         if earlier is not None:
