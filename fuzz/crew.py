@@ -83,6 +83,9 @@ class Job(Protocol):
 
 WORKER = "kvlockstep.fuzz.worker"
 
+NVIDIA = Path("/proc/driver/nvidia/gpus")
+"""A folder for each GPU of the machine; there is none without its driver."""
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -136,6 +139,14 @@ def run_workers(
 def n_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def gpus() -> list[str]:
+    """Name the GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` does."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip()]
+    return [str(number) for number in range(len(list(NVIDIA.iterdir())) if NVIDIA.is_dir() else 0)]
 
 
 @dataclass(slots=True)
@@ -304,7 +315,16 @@ def _start(python: str, command: Command) -> "subprocess.Popen[str]":
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env=_variables(command.order),
     )
+
+
+def _variables(order: Order) -> dict[str, str]:
+    """Return the environment of a process: each worker of a campaign on a GPU has one, by turns."""
+    here = gpus() if order.lane == "cuda" and order.plan is not None else []
+    if not here or order.plan is None:
+        return dict(os.environ)
+    return os.environ | {"CUDA_VISIBLE_DEVICES": here[order.plan.slot % len(here)]}
 
 
 def _pump(number: int, process: "subprocess.Popen[str]", events: SimpleQueue[Event]) -> None:

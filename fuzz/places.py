@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from kvlockstep.fuzz.crew import gpus, n_cores
 from kvlockstep.fuzz.environments import python_for
 from kvlockstep.fuzz.exits import UNKNOWN, USAGE, Stop, complain
 from kvlockstep.fuzz.registry import BUILT_IN, LANED, SGLANG_TARGETS, TargetUnusable, check_lane, check_name
@@ -11,6 +12,12 @@ from kvlockstep.fuzz.trace_bounds import LANES
 
 PlaceOf = tuple[str, str | None]
 """A target and the lane that one worker runs it on, if it has lanes."""
+
+
+def n_workers(places: Sequence[PlaceOf]) -> int:
+    """Return how many workers a run has if nobody says: one a GPU where all are on GPUs, else one a core."""
+    most = len(gpus()) if all(lane == "cuda" for _, lane in places) else n_cores()
+    return max(most, len(places))
 
 
 def lanes_named(text: str) -> list[str]:

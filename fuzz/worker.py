@@ -32,7 +32,7 @@ from kvlockstep.fuzz.describe import as_sentence, signature_of
 from kvlockstep.fuzz.failures import current_path, give_up_reserve, store_failure, traces_in
 from kvlockstep.fuzz.label_needs import LARGER_PAGES, hidden_from_labels
 from kvlockstep.fuzz.labels import Memory
-from kvlockstep.fuzz.lockstep import Lockstep, Watcher
+from kvlockstep.fuzz.lockstep import Lockstep, TargetRaised, Watcher
 from kvlockstep.fuzz.minimize import Minimizer
 from kvlockstep.fuzz.ops import Op, kind_of
 from kvlockstep.fuzz.registry import Factory, TargetUnusable, cannot_be_seen, choose_lane, factory_for
@@ -122,6 +122,10 @@ class Order:
             data["plan"] = Plan(**data["plan"] | {"known": tuple(data["plan"]["known"])})
         data["stored"] = tuple(Stored(*one) for one in data.get("stored", ()))
         return cls(**data)
+
+
+class ContextInDoubt(Exception):
+    """The target raised something on a GPU, after which nothing that runs in this process can be trusted."""
 
 
 class CaseStopped(BaseException):
@@ -334,6 +338,9 @@ class Worker:
             raise self._trouble
         if (violation := self._violation) is None:
             return
+        if self.order.plan is not None and self.lane == "cuda" and isinstance(violation, TargetRaised):
+            # the post-mortem runs the trace in a process with a context of its own, and minimizes it there
+            raise ContextInDoubt(violation.headline)
         goes_on = self.order.plan is not None and self.lane != "cuda"
         signature = signature_of(violation, kind_of(self.ops[-1]))
         if signature in self._known:
@@ -511,6 +518,8 @@ def _follow(order: Order, report: Report) -> None:
         worker.fuzz()
     except TargetUnusable as error:
         report("unusable", text=str(error))
+    except ContextInDoubt as error:
+        report("broken", text=f"its CUDA context may be lost: {error}")
     except BrokenPipeError:
         raise
     except OSError as error:
