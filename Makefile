@@ -6,11 +6,12 @@ FUZZ_SECONDS ?= 60
 
 VENV := .venv
 READY := $(VENV)/.ready
+READY_RAY := $(VENV)/.ray
 VENV_SGLANG := .venv-sglang
 READY_SGLANG := $(VENV_SGLANG)/.ready
 SGLANG_TARGETS := sglang:radix,sglang:unified-python,sglang:unified-rust
 
-.PHONY: fuzz sglang test
+.PHONY: fuzz ray sglang test
 
 fuzz: $(READY)
 	@$(VENV)/bin/python -m kvlockstep fuzz --seconds $(FUZZ_SECONDS)
@@ -18,8 +19,11 @@ fuzz: $(READY)
 sglang: $(READY_SGLANG)
 	@$(VENV_SGLANG)/bin/python -m kvlockstep fuzz --target $(SGLANG_TARGETS) --seconds $(FUZZ_SECONDS)
 
-# An environment for SGLang that is there is brought up to date; one that is not is not built for this.
-test: $(READY) $(wildcard $(READY_SGLANG))
+ray: $(READY_RAY)
+	@$(VENV)/bin/python -m pytest -q --hypothesis-profile=ci tests/test_campaign_ray.py
+
+# Ray and an environment for SGLang that are there are brought up to date; what is not there is not built for this.
+test: $(READY) $(wildcard $(READY_RAY) $(READY_SGLANG))
 	@echo "== ruff"
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/ruff format --quiet --check .
@@ -62,6 +66,11 @@ $(READY): pyproject.toml requirements/torch.txt requirements/ci.txt
 	$(call install,$(VENV),--no-deps -r requirements/ci.txt)
 	@echo "== $(VENV) 4/4: kvlockstep, from this checkout"
 	$(call install,$(VENV),--no-deps --no-build-isolation -e .)
+	@touch $@
+
+$(READY_RAY): $(READY) requirements/ray.txt
+	@echo "== $(VENV): Ray and what it runs with, pinned"
+	$(call install,$(VENV),--no-deps -r requirements/ray.txt)
 	@touch $@
 
 $(READY_SGLANG): pyproject.toml requirements/torch.txt requirements/sglang.txt

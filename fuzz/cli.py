@@ -3,6 +3,7 @@
 How a command ends, also in trouble, is in ``exits.py``.
 """
 
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,9 @@ from kvlockstep.fuzz.campaign.supervisor import Bounds
 from kvlockstep.fuzz.cli_campaign import Asked, read_duration, read_shard, read_size, run_campaign
 from kvlockstep.fuzz.cli_faults import faults
 from kvlockstep.fuzz.cli_gate import gate
+from kvlockstep.fuzz.cli_merge import merge
 from kvlockstep.fuzz.cli_ray import run_on_ray
+from kvlockstep.fuzz.cli_report import report
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.crew import WorkerState, n_cores, run_workers
 from kvlockstep.fuzz.doctor import Finding, examine, targets_here
@@ -179,6 +182,7 @@ def fuzz(
         bounds = Bounds(of_campaign.pop("hang_seconds"), of_campaign.pop("memory"))
         ray, parent = of_campaign.pop("ray"), of_campaign.pop("end_with_parent")
         if parent is not None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background process may have ignored
             Thread(target=end_with, args=(parent, LAST_WORDS_S), daemon=True).start()
         asked = Asked(
             target, chosen, lasts, out=out, faults=faults, bounds=bounds, accepted=accepted_laws, **of_campaign
@@ -619,6 +623,8 @@ def _minimized_path(file: Path) -> Path:
 
 commands.add_command(faults)
 commands.add_command(gate)
+commands.add_command(merge)
+commands.add_command(report)
 
 
 @commands.command(epilog=RUNS_HERE)

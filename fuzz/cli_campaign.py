@@ -13,16 +13,16 @@ from typing import Protocol
 import click
 from rich.console import Console
 
-from kvlockstep.fuzz.campaign.ending import Outcome, states_of, verdict_of_party
-from kvlockstep.fuzz.campaign.folder import FolderUnusable, Party, Progress, Settings, join
+from kvlockstep.fuzz.campaign.ending import Outcome, grouped, states_of, verdict_of_party
+from kvlockstep.fuzz.campaign.folder import Cause, FolderUnusable, Party, Progress, Settings, join
 from kvlockstep.fuzz.campaign.live import duration, shown
 from kvlockstep.fuzz.campaign.seeds import NoShard, Shard, parse_shard
 from kvlockstep.fuzz.campaign.store import Link, Store, StoreUnusable
 from kvlockstep.fuzz.campaign.supervisor import Bounds, Supervisor
-from kvlockstep.fuzz.crew import n_cores, run_workers
+from kvlockstep.fuzz.crew import run_workers
 from kvlockstep.fuzz.exits import CLEAN, INTERRUPTED, UNKNOWN, USAGE, VIOLATION, Stop, complain, usable, writing
 from kvlockstep.fuzz.failures import environment, keep_reserve, replay_line
-from kvlockstep.fuzz.places import PlaceOf, names_of, places_for
+from kvlockstep.fuzz.places import PlaceOf, n_workers, names_of, places_for
 from kvlockstep.fuzz.registry import check_fault, targets_named
 from kvlockstep.fuzz.report import print_run
 from kvlockstep.fuzz.verdict import Verdict, remarks
@@ -81,16 +81,21 @@ class Asked:
     store: str | None = None  # where shards on several machines meet
 
 
-def run_campaign(console: Console, asked: Asked) -> int:
-    """Run one party to its end, print what it did and found, and return the exit code."""
+def kinds_for(console: Console, asked: Asked) -> tuple[list[PlaceOf], list[str]]:
+    """Return the targets and lanes of a campaign, and the targets that cannot be run here. Raises Stop."""
     with usable():
         names = targets_named(asked.target)
         if asked.faults and len(names) > 1:
             raise Stop(f"--fault {','.join(asked.faults)}: expected one target with it, got {len(names)}", USAGE)
         for fault in asked.faults:
             check_fault(fault)
-    kinds, not_run = places_for(console, names, asked.lanes)
-    places = spread(kinds, asked.workers or max(n_cores(), len(kinds)))
+    return places_for(console, names, asked.lanes)
+
+
+def run_campaign(console: Console, asked: Asked) -> int:
+    """Run one party to its end, print what it did and found, and return the exit code."""
+    kinds, not_run = kinds_for(console, asked)
+    places = spread(kinds, asked.workers or n_workers(kinds))
     store = reached(asked.store) if asked.store is not None else None
     goes_on = store is not None and asked.base is not None and not asked.resume
     with writing(f"--out {asked.out}"):
@@ -226,26 +231,6 @@ def _run(
     return code
 
 
-def print_end(console: Console, party: "Found", verdict: Verdict, *, interrupted: bool) -> None:
-    states = [state for state in states_of(party.progress) if state.statistics.cases]
-    if states:
-        print_run(console, states)
-        for line in remarks(states):
-            console.print(line, soft_wrap=True)
-    print_causes(console, party)
-    progress = party.progress
-    console.print(
-        f"cases run twice: {progress.twins_compared}, different: {progress.twins_differed}; "
-        f"workers started {sum(progress.starts.values())} times, died {sum(progress.deaths.values())} times",
-        soft_wrap=True,
-    )
-    print_verdict(console, verdict)
-    where = shlex.quote(str(party.campaign))
-    if interrupted:
-        console.print(f"interrupted; the same command with --resume goes on; what was found is under {where}")
-    console.print(f"kvlockstep report {where} shows what was tried, and what was not", soft_wrap=True)
-
-
 class Found(Protocol):
     """A party, or a campaign that was made of shards."""
 
@@ -259,19 +244,56 @@ class Found(Protocol):
     def progress(self) -> Progress: ...
 
 
+def print_end(console: Console, party: Found, verdict: Verdict, *, interrupted: bool) -> None:
+    states = [state for state in states_of(party.progress) if state.statistics.cases]
+    if states:
+        print_run(console, states)
+        for line in remarks(states):
+            console.print(line, soft_wrap=True)
+    print_causes(console, party)
+    progress = party.progress
+    console.print(
+        f"cases run twice: {progress.twins_compared}, different: {progress.twins_differed}; "
+        f"workers started {sum(progress.starts.values())} times, died {sum(progress.deaths.values())} times",
+        soft_wrap=True,
+    )
+    where = shlex.quote(str(party.campaign))
+    if not interrupted:
+        print_verdict(console, verdict)
+    else:
+        console.print(f"interrupted; the same command with --resume goes on; what was found is under {where}")
+    console.print(f"kvlockstep report {where} shows what was tried, and what was not", soft_wrap=True)
+
+
 def print_causes(console: Console, party: Found) -> None:
-    """Print each cause of failure: the law with its numbers, and the line that replays it."""
-    for cause in party.progress.causes.values():
-        folder = party.failures / cause.folder
-        text = (folder / "verdict.txt").read_text(encoding="utf-8").rstrip("\n")
-        head, _, _ = text.rpartition("\n  replay ")
-        console.print(head or text, style="bold red", soft_wrap=True)
-        found = f"after {cause.operations:,} operations and {cause.seconds:.0f} s by worker {cause.worker}"
-        lengths = f"{cause.minimized_len} operations, minimized from {cause.found_len}"
-        console.print(f"  found     {found}; {lengths}; met {cause.times} times", soft_wrap=True)
-        if not cause.replays:
-            console.print("  warning   did not replay in a fresh process: counted apart, not as a failure")
-        console.print(f"  replay    {replay_line(folder / 'trace.jsonl', cause.target)}", soft_wrap=True)
+    """Print each cause of failure: the law with its numbers, the line that replays it, and its other forms."""
+    for shortest, *others in grouped(party.progress.causes.values()):
+        _print_form(console, party, shortest)
+        for cause in others:
+            again = _replay_of(party, cause)
+            said = f"  also as   {cause.signature}, {cause.minimized_len} operations, met {cause.times} times: {again}"
+            console.print(said, soft_wrap=True)
+
+
+def _print_form(console: Console, party: Found, cause: Cause) -> None:
+    if not cause.folder:
+        console.print(f"{cause.signature}: its traces did not reach the store", style="bold red", soft_wrap=True)
+        return
+    text = (party.failures / cause.folder / "verdict.txt").read_text(encoding="utf-8").rstrip("\n")
+    head, _, _ = text.rpartition("\n  replay ")
+    console.print(head or text, style="bold red", soft_wrap=True)
+    found = f"after {cause.operations:,} operations and {cause.seconds:.0f} s by worker {cause.worker}"
+    lengths = f"{cause.minimized_len} operations, minimized from {cause.found_len}"
+    console.print(f"  found     {found}; {lengths}; met {cause.times} times", soft_wrap=True)
+    if not cause.replays:
+        console.print("  warning   did not replay in a fresh process: counted apart, not as a failure")
+    console.print(f"  replay    {_replay_of(party, cause)}", soft_wrap=True)
+
+
+def _replay_of(party: Found, cause: Cause) -> str:
+    if not cause.folder:
+        return "its traces did not reach the store"
+    return replay_line(party.failures / cause.folder / "trace.jsonl", cause.target)
 
 
 def print_verdict(console: Console, verdict: Verdict) -> None:
