@@ -1,8 +1,8 @@
 """``kvlockstep gate``: the check in front of a change. Regressions, canary, fresh cases seeded from the commit."""
 
+import signal
 import sys
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +13,11 @@ from kvlockstep.fuzz.campaign.ending import Outcome, states_of, verdict_of_party
 from kvlockstep.fuzz.campaign.folder import FolderUnusable, Party, join
 from kvlockstep.fuzz.campaign.live import shown
 from kvlockstep.fuzz.campaign.seeds import Shard
-from kvlockstep.fuzz.campaign.supervisor import Bounds, Supervisor
+from kvlockstep.fuzz.campaign.supervisor import Bounds, StoredRun, Supervisor
 from kvlockstep.fuzz.cli_campaign import (
     Asked,
     commit_here,
+    kinds_for,
     print_causes,
     print_verdict,
     read_shard,
@@ -24,27 +25,36 @@ from kvlockstep.fuzz.cli_campaign import (
     settings_for,
     spread,
 )
-from kvlockstep.fuzz.crew import n_cores, run_workers
+from kvlockstep.fuzz.crew import run_workers
 from kvlockstep.fuzz.exits import (
+    BROKEN,
     CLEAN,
     INTERRUPTED,
+    UNKNOWN,
     USAGE,
+    VIOLATION,
     Seconds,
     Stop,
+    complain,
     make_console,
     usable,
     writing,
 )
 from kvlockstep.fuzz.failures import keep_reserve, traces_in
-from kvlockstep.fuzz.gate.known import Base, KnownUnreadable, NoBase, checked_out, read_known
-from kvlockstep.fuzz.gate.outputs import Result, annotations, summary, write_junit
-from kvlockstep.fuzz.places import lanes_named, places_for
-from kvlockstep.fuzz.registry import check_fault, targets_named
+from kvlockstep.fuzz.gate.known import KnownUnreadable, NoBase, Revision, checked_out, find_revision, read_known
+from kvlockstep.fuzz.gate.outputs import Result, Stopped, annotations, said_of_stored, summary, write_junit
+from kvlockstep.fuzz.places import lanes_named, n_workers
 from kvlockstep.fuzz.report import print_run
 from kvlockstep.fuzz.trace import TraceError, read_trace
 from kvlockstep.fuzz.verdict import CHARTER, Verdict, remarks
+from kvlockstep.fuzz.ward import is_of_ward
 
 DEFAULT_REGRESSIONS = Path("regressions")
+
+MINIMIZE_S = 30.0
+
+SHORT_S = 60.0
+"""A gate that had less time for fresh cases, and saw too little, is told that time is what it wants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,26 @@ class Outputs:
     annotate: bool
     summary: Path | None
 
+    def hand_out(self, result: Result | Verdict) -> bool:
+        """Write what was asked for; False if some of it could not be written, which is said."""
+        if self.annotate:
+            for line in annotations(result):
+                click.echo(line)
+        written = True
+        for name, path, write in (("junit", self.junit, write_junit), ("summary", self.summary, _append_summary)):
+            try:
+                if path is not None:
+                    write(path, result)
+            except OSError as error:
+                complain(f"--{name} {path}: {error.strerror or error}", BROKEN)
+                written = False
+        return written
+
+
+def _append_summary(path: Path, result: Result | Verdict) -> None:
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(summary(result))
+
 
 @click.command()
 @click.option(
@@ -64,9 +94,17 @@ class Outputs:
     help="Built-in name, or package.module:factory; several with commas, or 'all'.",
 )
 @click.option("--lanes", default="torch,interpret", show_default=True, help="Of cuda, interpret, torch.")
-@click.option("--seconds", default=120.0, show_default=True, type=Seconds(), help="For fresh cases.")
+@click.option("--seconds", default=120.0, show_default=True, type=Seconds(0.0), help="For fresh cases.")
+@click.option(
+    "--units",
+    default=None,
+    type=click.IntRange(1),
+    help="End after so many of each worker, too: as many cases each time.",
+)
 @click.option("--workers", default=None, type=click.IntRange(1, 4096), help="Default: one a core, and one a lane.")
-@click.option("--base", default=None, metavar="REV", help="A failure that this revision has too does not block.")
+@click.option(
+    "--base", default=None, metavar="REV", help="A failure that this revision has too is old, and does not block."
+)
 @click.option(
     "--known",
     default=None,
@@ -114,6 +152,7 @@ def gate(
     target: str,
     lanes: str,
     seconds: float,
+    units: int | None,
     workers: int | None,
     base: str | None,
     known: Path | None,
@@ -137,21 +176,28 @@ def gate(
     replays in a fresh process and is neither known nor on the base.
     """
     console = make_console()
-    asked = Asked(
-        target,
-        lanes_named(lanes),
-        seconds,
-        workers,
-        out,
-        False,
-        shard,
-        seed_base or commit_here(),
-        (fault,) if fault is not None else (),
-        None,
-        Bounds(hang_seconds, memory, minimize_seconds=30.0),
-        tuple(int(law) for law in accepted),
-    )
-    code = _gate(console, asked, base, known, regressions, corpus, Outputs(junit, annotate, summary_file))
+    outputs = Outputs(junit, annotate, summary_file)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # a job that is cancelled is to store what it has
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        asked = Asked(
+            target,
+            lanes_named(lanes),
+            seconds,
+            workers,
+            out,
+            False,
+            shard,
+            seed_base or commit_here(),
+            (fault,) if fault is not None else (),
+            units,
+            Bounds(hang_seconds, memory, MINIMIZE_S),
+            tuple(int(law) for law in accepted),
+        )
+        code = _gate(console, asked, base, known, regressions, corpus, outputs)
+    except Stop as stop:
+        outputs.hand_out(Verdict(stop.code, [str(stop)]))
+        code = complain(str(stop), stop.code)
     if report_only and code not in (CLEAN, INTERRUPTED, USAGE):
         console.print(f"--report-only: exit code 0 instead of {code}")
         code = CLEAN
@@ -167,52 +213,60 @@ def _gate(
     corpus: Path | None,
     outputs: Outputs,
 ) -> int:
-    with usable():
-        names = targets_named(asked.target)
-        if asked.faults and len(names) > 1:
-            raise Stop(f"--fault {asked.faults[0]}: expected one target with it, got {len(names)}", USAGE)
-        for fault in asked.faults:
-            check_fault(fault)
     traces = _regressions(regressions)
     try:
         known = read_known(known_file) if known_file is not None else frozenset[str]()
+        base = find_revision(revision) if revision is not None else None
     except KnownUnreadable as error:
         raise Stop(f"--known {error}", USAGE) from error
-    kinds, not_run = places_for(console, names, asked.lanes)
-    places = spread(kinds, asked.workers or max(n_cores(), len(kinds)))
-    with ExitStack() as stack:
+    except NoBase as error:
+        raise Stop(str(error), USAGE) from error
+    kinds, not_run = kinds_for(console, asked)
+    places = spread(kinds, asked.workers or n_workers(kinds))
+    with writing(f"--out {asked.out}"):
         try:
-            base = stack.enter_context(checked_out(revision)) if revision is not None else None
-        except NoBase as error:
+            party = join(asked.out, settings_for(asked, kinds, len(places)), resume=False)
+        except FolderUnusable as error:
             raise Stop(str(error), USAGE) from error
-        stack.enter_context(usable())
+    with party, usable():
         with writing(f"--out {asked.out}"):
-            try:
-                party = stack.enter_context(join(asked.out, settings_for(asked, kinds, len(places)), resume=False))
-                keep_reserve(party.failures)
-            except FolderUnusable as error:
-                raise Stop(str(error), USAGE) from error
+            keep_reserve(party.failures)
         if asked.base is None:
-            console.print("this folder is in no git checkout: the seeds come from the date; --seed TEXT fixes them")
-        return _run(console, party, places, asked, _Rules(base, known), traces, corpus, not_run, outputs)
+            console.print("no commit is known of this folder: the seeds come from the date; --seed TEXT fixes them")
+        return _Gate(console, party, places, asked, _Rules(base, known), traces, corpus, not_run, outputs).run()
 
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
     """What decides whether a cause blocks."""
 
-    base: Base | None
+    base: Revision | None
     known: Collection[str]
 
-    def apply(self, console: Console, party: Party) -> None:
+    def apply_known(self, party: Party) -> None:
         for cause in party.progress.causes.values():
             cause.known = cause.signature in self.known
-            if self.base is None or cause.known or not cause.replays:
-                continue
-            there = self.base.has_failure((party.failures / cause.folder / "trace.jsonl").resolve(), cause.target)
-            if there is None:
-                console.print(f"{cause.signature} could not be run on {self.base.revision}, so it counts as new")
-            cause.old = there is True
+
+    def apply_base(self, console: Console, party: Party, bounds: Bounds) -> None:
+        """Run on the base what would block. What cannot be run there counts as new."""
+        new = [cause for cause in party.progress.causes.values() if cause.replays and not cause.known]
+        if self.base is None or not new:
+            return
+        try:
+            with checked_out(self.base) as base:
+                for cause in new:
+                    trace = (party.failures / cause.folder / "trace.jsonl").resolve()
+                    try:
+                        cause.old = base.has_failure(trace, cause.target, bounds.in_ward)
+                    except NoBase as error:
+                        text = f"{cause.signature} could not be run on {self.base.name}, so it counts as new: {error}"
+                        console.print(text, soft_wrap=True)
+        except NoBase as error:
+            console.print(f"{error}; so every failure counts as new", soft_wrap=True)
+
+    def not_met(self, party: Party) -> list[str]:
+        """List the known signatures that did not occur."""
+        return sorted({*self.known} - {cause.signature for cause in party.progress.causes.values()})
 
 
 def _regressions(folder: Path | None) -> Path | None:
@@ -231,84 +285,136 @@ def _regressions(folder: Path | None) -> Path | None:
     return folder
 
 
-def _run(
-    console: Console,
-    party: Party,
-    places: Sequence[tuple[str, str | None, str]],
-    asked: Asked,
-    rules: _Rules,
-    regressions: Path | None,
-    corpus: Path | None,
-    not_run: Sequence[str],
-    outputs: Outputs,
-) -> int:
-    names = ", ".join(name for _, _, name in places)
-    console.print(
-        f"gate on {', '.join(party.settings.targets)} for {asked.seconds:g} s, workers: {names}, "
-        f"seed base {party.settings.base}, shard {party.settings.shard}",
-        soft_wrap=True,
-    )
-    with shown(console) as view:
-        supervisor = Supervisor(
-            party, places, asked.bounds, regressions=regressions, corpus=corpus, twins=False, told=view.tell
+@dataclass(slots=True)
+class _Gate:
+    """One gate at work."""
+
+    console: Console
+    party: Party
+    places: Sequence[tuple[str, str | None, str]]
+    asked: Asked
+    rules: _Rules
+    regressions: Path | None
+    corpus: Path | None
+    not_run: Sequence[str]
+    outputs: Outputs
+
+    def run(self) -> int:
+        """Return the exit code; what was found is printed then, and handed out."""
+        settings = self.party.settings
+        self.console.print(
+            f"gate on {', '.join(settings.targets)} for {self.asked.seconds:g} s, "
+            f"workers: {', '.join(name for _, _, name in self.places)}, "
+            f"seed base {settings.base}, shard {settings.shard}",
+            soft_wrap=True,
         )
-        view.supervisor = supervisor
-        supervisor.begin(party.settings.started)
+        stopped = Stopped()
+        if self.outputs.annotate:
+            click.echo(stopped.begin)
+        try:
+            result = self._work()
+            self._print(result)
+        finally:
+            if self.outputs.annotate:
+                click.echo(stopped.end)
+        written = self.outputs.hand_out(result)
+        return result.verdict.code if written or result.verdict.code in (VIOLATION, INTERRUPTED) else BROKEN
 
-        def tick(states: Sequence[object]) -> None:
-            supervisor.tick()
-            view.tick()
+    def _work(self) -> Result:
+        party, asked, bounds = self.party, self.asked, self.asked.bounds
+        with shown(self.console) as view:
+            supervisor = Supervisor(
+                party,
+                self.places,
+                bounds,
+                regressions=self.regressions,
+                corpus=self.corpus,
+                twins=False,
+                told=view.tell,
+            )
+            view.supervisor = supervisor
+            supervisor.begin(party.settings.started)
 
-        grace, memory = asked.bounds.hang_seconds, asked.bounds.memory
-        _, interrupted = run_workers(supervisor.first_commands(), tick, grace=grace, job=supervisor, memory=memory)
-        supervisor.settle()
-    if not interrupted:
-        rules.apply(console, party)
-    given_up = [place.name for place in supervisor.places if place.given_up]
-    outcome = Outcome(supervisor.full, supervisor.unusable, given_up, supervisor.unexplained, not_run, asked.accepted)
-    verdict = verdict_of_party(party.progress, asked.seconds, outcome)
-    if interrupted:
-        verdict = Verdict(INTERRUPTED, ["interrupted", *verdict.lines])
-    supervisor.end(verdict.code, verdict.lines, interrupted=interrupted)
-    texts = {cause.key: _text_of(party, cause.folder) for cause in party.progress.causes.values()}
-    base = rules.base.revision if rules.base is not None else None
-    result = Result(party.settings, party.progress, supervisor.stored_runs, verdict, party.failures, base, texts)
-    _print(console, party, result)
-    _hand_out(console, result, outputs)
-    return verdict.code
+            def tick(states: Sequence[object]) -> None:
+                supervisor.tick()
+                view.tick()
+
+            commands = supervisor.first_commands()
+            _, interrupted = run_workers(
+                commands, tick, grace=bounds.hang_seconds, job=supervisor, memory=bounds.memory
+            )
+            try:
+                supervisor.settle()
+            except KeyboardInterrupt:
+                interrupted = True
+        self.rules.apply_known(party)
+        try:
+            if not interrupted:
+                self.rules.apply_base(self.console, party, bounds)
+        except KeyboardInterrupt:
+            interrupted = True
+        given_up = [place.name for place in supervisor.places if place.given_up]
+        full, unusable, deaths = supervisor.full, supervisor.unusable, supervisor.unexplained
+        seconds = asked.seconds if asked.units is None else min(asked.seconds, party.progress.seconds)
+        verdict = verdict_of_party(
+            party.progress, seconds, Outcome(full, unusable, given_up, deaths, self.not_run, asked.accepted)
+        )
+        stored = supervisor.stored_runs
+        if verdict.code != USAGE:
+            stored = [*stored, *_left_out(supervisor)]
+            verdict = _with_regressions(verdict, stored, party)
+        if verdict.code == UNKNOWN and asked.seconds < SHORT_S:
+            verdict.lines.insert(0, f"fresh cases had {asked.seconds:g} s: --seconds 120 reaches more")
+        if interrupted:
+            verdict = Verdict(INTERRUPTED, ["interrupted", *verdict.lines])
+        supervisor.end(verdict.code, verdict.lines, interrupted=interrupted)
+        texts = {cause.key: _text_of(party, cause.folder) for cause in party.progress.causes.values()}
+        base = self.rules.base.name if self.rules.base is not None else None
+        not_met = self.rules.not_met(party)
+        return Result(party.settings, party.progress, stored, verdict, party.failures, base, texts, not_met)
+
+    def _print(self, result: Result) -> None:
+        console = self.console
+        states = [state for state in states_of(result.progress) if state.statistics.cases]
+        if states:
+            print_run(console, states)
+            for line in remarks(states):
+                console.print(line, soft_wrap=True)
+        for run in result.stored:
+            if run.verdict != "clean":
+                where = run.target if run.lane is None else f"{run.target} {run.lane}"
+                said = f"{run.verdict}: {run.text}" if run.text else run.verdict
+                console.print(f"regression {run.file} on {where}: {said}", soft_wrap=True)
+        console.print(f"regressions: {said_of_stored(result.stored)}", soft_wrap=True)
+        if result.not_met:
+            console.print(f"known, not met: {', '.join(result.not_met)}", soft_wrap=True)
+        print_causes(console, self.party)
+        print_verdict(console, result.verdict)
+
+
+def _left_out(supervisor: Supervisor) -> list[StoredRun]:
+    """List the regressions that no worker came to."""
+    if supervisor.regressions is None:
+        return []
+    came_to = {(run.target, run.lane, run.file) for run in supervisor.stored_runs}
+    places = dict.fromkeys((place.target, place.lane) for place in supervisor.places)
+    each = [(*place, path.name) for place in places for path in traces_in(supervisor.regressions)]
+    return [StoredRun(*one, "not run", "") for one in each if one not in came_to]
+
+
+def _with_regressions(verdict: Verdict, stored: Sequence[StoredRun], party: Party) -> Verdict:
+    """Call nothing clean of which some regression was not run to its end, but for one that dies of what is known."""
+    if verdict.code != CLEAN:
+        return verdict
+    deadly = {cause.target for cause in party.progress.causes.values() if cause.replays and is_of_ward(cause.signature)}
+    endings = ("clean", "violates", "skipped")
+    unclear = [r for r in stored if r.verdict not in endings and not (r.verdict == "died" and r.target in deadly)]
+    if not unclear:
+        return verdict
+    return Verdict(UNKNOWN, [f"{len(unclear)} regressions were not run to their end", *verdict.lines[1:]])
 
 
 def _text_of(party: Party, folder: str) -> str:
     """Return the message of a cause, without the line that replays it."""
-    text = (party.failures / folder / "verdict.txt").read_text(encoding="utf-8").rstrip("\n")
+    text = (party.failures / folder / "verdict.txt").read_text(encoding="utf-8", errors="replace").rstrip("\n")
     return text.rpartition("\n  replay ")[0] or text
-
-
-def _print(console: Console, party: Party, result: Result) -> None:
-    states = [state for state in states_of(party.progress) if state.statistics.cases]
-    if states:
-        print_run(console, states)
-        for line in remarks(states):
-            console.print(line, soft_wrap=True)
-    for run in result.stored:
-        if run.verdict != "clean":
-            where = run.target if run.lane is None else f"{run.target} {run.lane}"
-            console.print(f"regression {run.file} on {where}: {run.verdict}: {run.text}", soft_wrap=True)
-    n_clean = sum(run.verdict == "clean" for run in result.stored)
-    console.print(f"regressions: {len(result.stored)} run or skipped, {n_clean} clean")
-    print_causes(console, party)
-    print_verdict(console, result.verdict)
-
-
-def _hand_out(console: Console, result: Result, outputs: Outputs) -> None:
-    """Write the files that were asked for. What cannot be written does not change what was found: it is said."""
-    if outputs.annotate:
-        for line in annotations(result):
-            click.echo(line)
-    if outputs.junit is not None:
-        with writing(f"--junit {outputs.junit}"):
-            outputs.junit.parent.mkdir(parents=True, exist_ok=True)
-            write_junit(outputs.junit, result)
-    if outputs.summary is not None:
-        with writing(f"--summary {outputs.summary}"), outputs.summary.open("a", encoding="utf-8") as file:
-            file.write(summary(result))

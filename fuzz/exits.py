@@ -55,8 +55,8 @@ def make_console() -> PipeConsole:
 class Seconds(click.FloatRange):
     """A time that comes to an end: neither ``inf`` nor ``nan``, which is in every range."""
 
-    def __init__(self) -> None:
-        super().__init__(0.1, 30 * 24 * 3600)
+    def __init__(self, least: float = 0.1) -> None:
+        super().__init__(least, 30 * 24 * 3600)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         seconds = super().convert(value, param, ctx)

@@ -1,11 +1,14 @@
 """What the gate leaves for other programs: a JUnit file, annotations for GitHub, a summary in Markdown.
 
-Texts come from targets and traces of strangers; what has a meaning in a format is escaped in it.
+Texts come from targets and traces of strangers; what has a meaning in a format is escaped in it. In the JUnit file a
+test fails or has an error only if it is a reason why the gate is shut.
 """
 
 import re
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -26,6 +29,9 @@ WORDS = {
     INTERRUPTED: "interrupted",
 }
 
+MAX_TEXT = 8_000
+"""Characters of one text, at most: GitHub drops an annotation or a summary that is too long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -38,56 +44,106 @@ class Result:
     failures: Path  # folder that those of the causes are in
     base: str | None = None
     texts: dict[str, str] = field(default_factory=dict)  # message of each cause, by its key
+    not_met: Sequence[str] = ()  # known signatures that did not occur
 
     def replay_line(self, cause: Cause) -> str:
         return replay_line(self.failures / cause.folder / "trace.jsonl", cause.target)
+
+    def text_of(self, cause: Cause) -> str:
+        return _short(self.texts.get(cause.key, cause.signature))
+
+    def cause_of(self, run: StoredRun) -> Cause | None:
+        """Return the cause that a stored trace showed."""
+        met = (run.text, run.target)
+        return next((c for c in self.progress.causes.values() if (c.signature, c.target) == met), None)
 
 
 # JUnit
 
 _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
+Test = tuple[str, str, str | None, str]
+"""Group, name, what came of it (None: it passed), and the text that says so."""
 
-def write_junit(path: Path, result: Result) -> None:
-    """Write a JUnit file: a test for each regression, each canary, the cases of each lane and each cause."""
+
+def write_junit(path: Path, result: Result | Verdict) -> None:
+    """Write a JUnit file: a test for each regression, each canary, the cases of each lane, each cause, and the verdict.
+
+    A gate that ran nothing has its verdict only. Raises OSError.
+    """
     suite = ElementTree.Element("testsuite", name="kvlockstep")
-    for test, kind, text in _tests(result):
-        suite.append(test)
+    tests = list(_tests(result)) if isinstance(result, Result) else [_test_of(result)]
+    suite.set("tests", str(len(tests)))
+    for ending, count in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        suite.set(count, str(sum(test[2] == ending for test in tests)))
+    suite.set("time", f"{result.progress.seconds if isinstance(result, Result) else 0.0:.1f}")
+    for group, name, kind, text in tests:
+        test = ElementTree.SubElement(suite, "testcase", classname=f"kvlockstep.{group}", name=_xml(name), time="0")
         if kind is not None:
-            first = text.splitlines()[0] if text else kind
-            part = ElementTree.SubElement(test, kind, message=_xml(first))
+            part = ElementTree.SubElement(test, kind, message=_xml(text.splitlines()[0] if text else kind))
             part.text = _xml(text)
-    for kind in ("failure", "error", "skipped"):
-        name = {"failure": "failures", "error": "errors"}.get(kind, kind)
-        suite.set(name, str(sum(test.find(kind) is not None for test in suite)))
-    suite.set("tests", str(len(suite)))
-    suite.set("time", f"{result.progress.seconds:.1f}")
-    tree = ElementTree.ElementTree(suite)
-    ElementTree.indent(tree)
+            if kind != "skipped":
+                part.set("type", f"kvlockstep.{group}")
+        elif text:
+            ElementTree.SubElement(test, "system-out").text = _xml(text)
+    root = ElementTree.Element("testsuites")
+    root.append(suite)
+    ElementTree.indent(root)
+    xml = ElementTree.tostring(root, encoding="unicode")
+    _write(path, f'<?xml version="1.0" encoding="UTF-8"?>\n{xml}\n')
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file as a whole; what is no plain file is written to as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
     draft = path.with_name(f".{path.name}.new")
-    tree.write(draft, encoding="utf-8", xml_declaration=True)
-    draft.replace(path)
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
-def _tests(result: Result) -> Iterator[tuple[ElementTree.Element, str | None, str]]:
+def _tests(result: Result) -> Iterator[Test]:
+    new = blocking(result.progress)
     for run in result.stored:
-        kind = {"clean": None, "violates": "failure", "skipped": "skipped"}.get(run.verdict, "error")
-        yield _test("regressions", f"{run.file} on {_place(run.target, run.lane)}"), kind, run.text or run.verdict
+        yield "regressions", f"{run.file} on {_place(run.target, run.lane)}", *_ending_of(result, run)
     for state in states_of(result.progress):
         place = _place(state.order.target, state.order.lane)
         caught = state.canary is not None and state.canary.caught
-        yield _test("canary", place), None if caught else "error", "the canary was not found"
-        yield _test("cases", f"{state.statistics.done} operations on {place}"), None, ""
+        yield "canary", place, None if caught else "error", "" if caught else "the canary was not found"
+        yield "cases", place, None, f"{state.statistics.done} operations done in {state.statistics.cases} cases"
     for cause in result.progress.causes.values():
-        text = f"{result.texts.get(cause.key, cause.signature)}\n{result.replay_line(cause)}"
-        kind = "failure" if cause in blocking(result.progress) else "skipped"
-        yield _test("causes", cause.signature), kind, text if kind == "failure" else f"{_why_not(cause)}: {text}"
-    kind = "error" if result.verdict.code not in (CLEAN, VIOLATION) else None
-    yield _test("verdict", WORDS[result.verdict.code]), kind, "\n".join(result.verdict.lines)
+        text = f"{result.text_of(cause)}\n{result.replay_line(cause)}"
+        name = f"{cause.signature} on {cause.target}"
+        if cause in new:
+            yield "causes", name, "failure", text
+        else:
+            yield "causes", name, "skipped", f"{_why_not(cause, result.base)}: {text}"
+    yield _test_of(result.verdict)
 
 
-def _test(group: str, name: str) -> ElementTree.Element:
-    return ElementTree.Element("testcase", classname=f"kvlockstep.{group}", name=_xml(name))
+def _ending_of(result: Result, run: StoredRun) -> tuple[str | None, str]:
+    if run.verdict == "clean":
+        return None, ""
+    if run.verdict == "skipped":
+        return "skipped", run.text
+    cause = result.cause_of(run)
+    if run.verdict == "violates" and cause is not None:
+        if cause in blocking(result.progress):
+            return "failure", run.text
+        return "skipped", f"{_why_not(cause, result.base)}: {run.text}"
+    blocks = result.verdict.code != CLEAN
+    return "error" if blocks else "skipped", f"{run.verdict}: {run.text}" if run.text else run.verdict
+
+
+def _test_of(verdict: Verdict) -> Test:
+    text = "\n".join([WORDS[verdict.code], *verdict.lines])
+    return "verdict", "verdict", None if verdict.code in (CLEAN, VIOLATION) else "error", text
 
 
 def _place(target: str, lane: str | None) -> str:
@@ -99,45 +155,74 @@ def _xml(text: str) -> str:
     return _NOT_XML.sub("?", text)
 
 
-def _why_not(cause: Cause) -> str:
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}\n... {len(text) - MAX_TEXT:,} characters more"
+
+
+def _why_not(cause: Cause, base: str | None) -> str:
     """Say why a cause does not block."""
     if cause.known:
         return "known"
-    return "fails on the base too" if cause.old else "did not replay in a fresh process"
+    if cause.old:
+        return f"old, fails on {base} too"
+    if cause.replays is None:
+        return "not tried in a fresh process"
+    return "did not replay in a fresh process"
 
 
 # GitHub
 
 
-def annotations(result: Result) -> Iterable[str]:
-    """Yield a workflow command a line: an error for each cause that blocks, else a notice, and for the verdict."""
+class Stopped:
+    """Lets GitHub take what is printed between ``begin`` and ``end`` for no workflow command, whoever wrote it."""
+
+    def __init__(self) -> None:
+        self._token = secrets.token_hex(16)  # one that a target cannot know
+        self.begin = f"::stop-commands::{self._token}"
+        self.end = f"::{self._token}::"
+
+
+def annotations(result: Result | Verdict) -> Iterable[str]:
+    """Yield a workflow command a line: for a verdict that no cause gives, and for each cause, an error if it blocks.
+
+    GitHub shows the first ten of each kind.
+    """
+    verdict = result.verdict if isinstance(result, Result) else result
+    if verdict.code not in (CLEAN, VIOLATION):
+        level = "warning" if verdict.code == UNKNOWN else "error"
+        yield _command(level, f"kvlockstep: {WORDS[verdict.code]}", _short("\n".join(verdict.lines)))
+    if not isinstance(result, Result):
+        return
     new = blocking(result.progress)
-    for cause in result.progress.causes.values():
-        level = "error" if cause in new else "notice"
-        why = "" if cause in new else f" ({_why_not(cause)})"
-        text = f"{result.texts.get(cause.key, cause.signature)}\n  replay    {result.replay_line(cause)}"
-        yield _command(level, f"kvlockstep: {cause.signature}{why}", text)
-    if result.verdict.code not in (CLEAN, VIOLATION):
-        level = "warning" if result.verdict.code == UNKNOWN else "error"
-        yield _command(level, f"kvlockstep: {WORDS[result.verdict.code]}", "\n".join(result.verdict.lines))
+    for cause in sorted(result.progress.causes.values(), key=lambda cause: cause not in new):
+        why = "" if cause in new else f" ({_why_not(cause, result.base)})"
+        text = f"{result.text_of(cause)}\n  replay    {result.replay_line(cause)}"
+        yield _command("error" if cause in new else "notice", f"kvlockstep: {cause.signature}{why}", text)
 
 
 def _command(level: str, title: str, text: str) -> str:
-    data = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-    name = title.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A").replace(":", "%3A").replace(",", "%2C")
-    return f"::{level} title={name}::{data}"
+    return f"::{level} title={_data(title).replace(':', '%3A').replace(',', '%2C')}::{_data(text)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 # Markdown
 
 
-def summary(result: Result) -> str:
+def summary(result: Result | Verdict) -> str:
     """Return the summary of a gate for the page of its job."""
-    settings, progress = result.settings, result.progress
-    lines = [f"## kvlockstep gate: {WORDS[result.verdict.code]}", ""]
-    lines += [f"- {_markdown(line)}" for line in result.verdict.lines]
-    lines += ["", "| | " + " | ".join(_markdown(state.order.name) for state in states_of(progress)) + " |"]
-    states = states_of(progress)
+    verdict = result.verdict if isinstance(result, Result) else result
+    lines = [f"## kvlockstep gate: {WORDS[verdict.code]}", "", *(f"- {_markdown(line)}" for line in verdict.lines)]
+    if isinstance(result, Result):
+        lines += [*_what_was_done(result), *_causes(result)]
+    return "\n".join(lines) + "\n\n"
+
+
+def _what_was_done(result: Result) -> list[str]:
+    settings, states = result.settings, states_of(result.progress)
+    lines = ["", "| | " + " | ".join(_markdown(state.order.name) for state in states) + " |"]
     lines += ["|---|" + "---:|" * len(states)]
     for name, cells in {
         "operations done": [f"{state.statistics.done:,}" for state in states],
@@ -146,40 +231,42 @@ def summary(result: Result) -> str:
         "canary": ["found" if state.canary is not None and state.canary.caught else "not found" for state in states],
     }.items():
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    counts = {word: sum(run.verdict == word for run in result.stored) for word in ("clean", "violates", "skipped")}
-    said = ", ".join(f"{n} {word}" for word, n in counts.items() if n)
-    lines += [
-        "",
-        f"Regressions: {said or 'none were run'}. Seed base `{_code(settings.base)}`, shard {settings.shard}.",
-    ]
-    if progress.causes:
-        lines += ["", "| cause | blocks | operations | replay |", "|---|---|---:|---|"]
-        for cause in progress.causes.values():
-            blocks = "yes" if cause in blocking(progress) else f"no: {_why_not(cause)}"
-            replay = f"`{_code(result.replay_line(cause))}`"
-            lines.append(f"| {_markdown(cause.signature)} | {blocks} | {cause.minimized_len} | {replay} |")
-        for cause in progress.causes.values():
-            text = _code(result.texts.get(cause.key, ""), inline=False)
-            lines += [
-                "",
-                f"<details><summary>{_markdown(cause.signature)}</summary>",
-                "",
-                "```",
-                text,
-                "```",
-                "</details>",
-            ]
-    return "\n".join(lines) + "\n"
+    said = said_of_stored(result.stored)
+    lines += ["", f"Regressions: {said}. Seed base {_code(settings.base)}, shard {settings.shard}."]
+    if result.not_met:
+        lines += ["", f"Known, not met: {', '.join(map(_code, result.not_met))}."]
+    return lines
+
+
+def said_of_stored(stored: Sequence[StoredRun]) -> str:
+    """Say how many stored traces came to which end."""
+    words = dict.fromkeys(["clean", "violates", "skipped", *(run.verdict for run in stored)])
+    counts = {word: sum(run.verdict == word for run in stored) for word in words}
+    return ", ".join(f"{n} {word}" for word, n in counts.items() if n) or "none"
+
+
+def _causes(result: Result) -> list[str]:
+    causes, new = result.progress.causes.values(), blocking(result.progress)
+    if not causes:
+        return []
+    lines = ["", "| cause | target | blocks | operations | replay |", "|---|---|---|---:|---|"]
+    for cause in causes:
+        blocks = "yes" if cause in new else f"no: {_markdown(_why_not(cause, result.base))}"
+        cells = _markdown(cause.signature), _markdown(cause.target), blocks, f"{cause.minimized_len}"
+        lines.append(f"| {' | '.join(cells)} | {_code(result.replay_line(cause))} |")
+    for cause in causes:
+        # an empty line would end the block of HTML
+        text = "\n".join(escape(line) if line.strip() else "&nbsp;" for line in result.text_of(cause).splitlines())
+        lines += ["", f"<details><summary>{escape(cause.signature)}</summary>", f"<pre>{text}</pre>", "</details>"]
+    return lines
 
 
 def _markdown(text: str) -> str:
     """Let a text of a line say what it says: no table cell, tag, link or emphasis."""
-    plain = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_\[\]|#!])", r"\\\1", plain)
+    plain = escape(" ".join(text.split()), quote=False)
+    return re.sub(r"([\\`*_\[\]|#!~])", r"\\\1", plain)
 
 
-def _code(text: str, *, inline: bool = True) -> str:
-    """Make a text fit between the marks of code."""
-    if inline:
-        return " ".join(text.split()).replace("`", "'").replace("|", "\\|")
-    return text.replace("```", "'''")
+def _code(text: str) -> str:
+    """Return a text of a line as code, also in a cell of a table."""
+    return f"<code>{_markdown(text)}</code>"
