@@ -29,14 +29,15 @@ from kvlockstep.fuzz.verdict import Verdict, remarks
 
 MIN_SECONDS, MAX_SECONDS = 0.1, 30 * 24 * 3600.0
 
-_DURATION = r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?"
+_DURATION = r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?"
 
 
 def read_duration(context: click.Context, param: click.Parameter, value: str | None) -> float | None:
     """Read a time such as ``8h``, ``90m``, ``1h30m``, ``45s`` or ``45``; in seconds. Raises BadParameter."""
     if value is None:
         return None
-    found = re.fullmatch(_DURATION, value) if value else None
+    seconds_only = re.fullmatch(r"[\d.]+", value) is not None  # what 8h30 means, nobody can say
+    found = re.fullmatch(_DURATION, f"{value}s" if seconds_only else value) if value else None
     if found is None:
         raise click.BadParameter(f"{value!r} is not a time such as 8h, 90m or 45s", context, param)
     days, hours, minutes, seconds = (float(part or 0) for part in found.groups())
@@ -101,13 +102,17 @@ def run_campaign(console: Console, asked: Asked) -> int:
     with writing(f"--out {asked.out}"):
         try:
             settings = settings_for(asked, kinds, len(places))
-            party = join(asked.out, settings, resume=asked.resume, same_base=goes_on)
+            same_base = goes_on or (asked.resume and asked.base is not None)
+            party = join(asked.out, settings, resume=asked.resume, same_base=same_base)
         except FolderUnusable as error:
             raise Stop(str(error), USAGE) from error
     with party, usable():
         link = _link(console, store, party, asked) if store is not None else None
         _announce(console, party, asked)
-        return _run(console, party, places, asked, not_run, link)
+        try:
+            return _run(console, party, places, asked, not_run, link)
+        except FolderUnusable as error:  # what other parties left is read when the work begins
+            raise Stop(str(error), USAGE) from error
 
 
 def reached(url: str) -> Store:
@@ -279,7 +284,11 @@ def _print_form(console: Console, party: Found, cause: Cause) -> None:
     if not cause.folder:
         console.print(f"{cause.signature}: its traces did not reach the store", style="bold red", soft_wrap=True)
         return
-    text = (party.failures / cause.folder / "verdict.txt").read_text(encoding="utf-8").rstrip("\n")
+    path = party.failures / cause.folder / "verdict.txt"
+    try:
+        text = path.read_text(encoding="utf-8").rstrip("\n")
+    except OSError as error:
+        text = f"{cause.signature}: what was stored of it cannot be read: {path}: {error.strerror}"
     head, _, _ = text.rpartition("\n  replay ")
     console.print(head or text, style="bold red", soft_wrap=True)
     found = f"after {cause.operations:,} operations and {cause.seconds:.0f} s by worker {cause.worker}"

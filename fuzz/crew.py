@@ -27,7 +27,7 @@ from kvlockstep.fuzz.canary import Canary
 from kvlockstep.fuzz.environments import python_for
 from kvlockstep.fuzz.failures import keep_last_trace
 from kvlockstep.fuzz.statistics import Statistics
-from kvlockstep.fuzz.worker import Order
+from kvlockstep.fuzz.worker import ROOT_S, Order
 
 GRACE_S = 60.0
 """A worker that says nothing for so long is hung, unless it shares its core with others: then so much longer."""
@@ -121,13 +121,13 @@ def run_workers(
     the Python of a target is not there.
     """
     events: SimpleQueue[Event] = SimpleQueue()
-    grace *= max(1.0, len(orders) / n_cores())
+    load = max(1.0, len(orders) / n_cores())
     with _signals_into(events):
         crew = _Crew([one if isinstance(one, Command) else Command(one) for one in orders], events, job, memory)
         try:
             while crew.members:
                 crew.take_events()
-                crew.end_silent_ones(grace)
+                crew.end_silent_ones(grace * load, max(grace, GRACE_S) * load)
                 progress(crew.states)
                 if job is not None and job.wants_end():
                     crew.stop()
@@ -160,6 +160,13 @@ class _Member:
     patience: float
     memory: int | None
     stopped_at: float | None = None
+    said: int = 0  # events, counted by the thread that reads them
+    taken: int = 0
+
+    @property
+    def silent(self) -> float:
+        """Seconds since it was heard last; none, where this process has not come to what it said."""
+        return monotonic() - self.heard if self.said == self.taken else 0.0
 
 
 class _Crew:
@@ -182,8 +189,9 @@ class _Crew:
     def _start(self, place: int, python: str, command: Command) -> None:
         number, process = next(self._numbers), _start(python, command)
         memory = self.memory if command.module == WORKER else None  # others hold what they run themselves
-        self.members[number] = _Member(place, self.states[place], process, monotonic(), command.patience, memory)
-        threading.Thread(target=_pump, args=(number, process, self.events), daemon=True).start()
+        member = _Member(place, self.states[place], process, monotonic(), command.patience, memory)
+        self.members[number] = member
+        threading.Thread(target=_pump, args=(number, member, self.events), daemon=True).start()
 
     def take_events(self) -> None:
         """Take the events of about a second."""
@@ -205,6 +213,7 @@ class _Crew:
             else:
                 member = self.members[number]
                 member.heard = monotonic()
+                member.taken += 1
                 follow(member.state, event)
                 if self.job is not None:
                     self.job.hear(member.state, event)
@@ -218,12 +227,16 @@ class _Crew:
                 member.stopped_at = monotonic()
                 member.process.send_signal(signal.SIGKILL if member.state.stage == "starting" else signal.SIGINT)
 
-    def end_silent_ones(self, grace: float) -> None:
-        """Kill whoever hangs, does not end when told to, or has grown too large."""
+    def end_silent_ones(self, grace: float, starting: float) -> None:
+        """Kill whoever hangs, does not end when told to, or has grown too large.
+
+        A worker may import and build for ``starting`` seconds, however little an operation may take.
+        """
         for number, member in list(self.members.items()):
             state, process, stopped_at = member.state, member.process, member.stopped_at
-            silent = monotonic() - member.heard
-            patience = grace + member.patience + (state.order.minimize_seconds if state.stage == "minimizing" else 0.0)
+            silent = member.silent
+            patience = (grace if state.stage != "starting" else starting) + member.patience
+            patience += state.order.minimize_seconds + ROOT_S if state.stage == "minimizing" else 0.0
             if process.poll() is not None:
                 if silent > PIPE_S:
                     self._replace(number)
@@ -327,11 +340,13 @@ def _variables(order: Order) -> dict[str, str]:
     return os.environ | {"CUDA_VISIBLE_DEVICES": here[order.plan.slot % len(here)]}
 
 
-def _pump(number: int, process: "subprocess.Popen[str]", events: SimpleQueue[Event]) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
+def _pump(number: int, member: _Member, events: SimpleQueue[Event]) -> None:
+    assert member.process.stdout is not None
+    for line in member.process.stdout:
         if line.endswith("\n"):  # the last one of a worker that was killed may be cut
+            member.said += 1
             events.put((number, json.loads(line)))
+    member.said += 1
     events.put((number, None))
 
 

@@ -89,6 +89,7 @@ class Stored(NamedTuple):
     folder: str
     first: int = 0
     step: int = 1
+    largest: int | None = None  # bytes of a file; a larger one is passed over
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,8 @@ class Worker:
         return monotonic() - self._started if self._started is not None else 0.0
 
     def start(self, config: CacheConfig) -> Lockstep:
-        self._end_case()
+        with self._stopping_at_trouble():
+            self._end_case()
         self.ops = []
         self.header = self._header(config)
         note = self.notes
@@ -354,11 +356,15 @@ class Worker:
 
     def _run_stored(self) -> None:
         """Run the stored traces, this worker's share of them, in the order of their names; report each."""
-        for folder, first, step in self.order.stored:
+        for folder, first, step, largest in self.order.stored:
             for path in traces_in(Path(folder))[first::step]:
                 if self._is_over():
                     return
-                self.report("stored", folder=folder, file=path.name, **self._verdict_of_stored(path))
+                if largest is not None and (size := path.stat().st_size) > largest:
+                    verdict = {"verdict": "unreadable", "text": f"{path}: {size} bytes, at most {largest}: remove it"}
+                else:
+                    verdict = self._verdict_of_stored(path)
+                self.report("stored", folder=folder, file=path.name, **verdict)
                 self._settle_what_was_found()
         self._report_notes()
 

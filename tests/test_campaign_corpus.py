@@ -157,3 +157,14 @@ def test_corpus_of_a_run_covers_in_few_operations_what_the_run_reached(tmp_path)
     assert reached == transitions_of(learned)
     assert verdicts == ["clean"] * n
     assert repeated.statistics.done < sum(count for *_, count in learned[-1]["statistics"]["transitions"]) * 0.75
+
+
+def test_trace_that_no_campaign_wrote_does_not_hold_up_the_start(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "large.jsonl").write_text("x" * 2000)
+    (tmp_path / "corpus" / "small.jsonl").write_text("x")
+    order = replace(order_in(tmp_path), stored=(Stored(str(tmp_path / "corpus"), largest=1000),))
+    said = {event["file"]: event["text"] for event in reports_of(order) if event["event"] == "stored"}
+
+    assert "2000 bytes, at most 1000: remove it" in said["large.jsonl"]
+    assert "small.jsonl:1" in said["small.jsonl"]

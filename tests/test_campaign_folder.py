@@ -105,7 +105,18 @@ def test_party_that_says_no_last_word_was_killed(tmp_path, events, well):
     assert ended_well(tmp_path, 1) is well
 
 
-@pytest.mark.parametrize("text", ["{}", "no JSON", '{"kvlockstep_progress": 99}', "[]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "no JSON",
+        "[]",
+        '{"kvlockstep_progress": 99}',
+        '{"kvlockstep_progress": 1}',
+        '{"kvlockstep_progress": 1, "lanes": [], "causes": {}, "hours": 8}',
+        '{"kvlockstep_progress": 1, "lanes": [], "causes": {"one": {}}}',
+    ],
+)
 def test_file_of_another_kind_or_version_is_one_line(tmp_path, text):
     with join(tmp_path, SETTINGS, resume=False) as party:
         (party.folder / "progress.json").write_text(text)
@@ -114,10 +125,19 @@ def test_file_of_another_kind_or_version_is_one_line(tmp_path, text):
         progress_of(tmp_path, 1)
 
 
-def test_line_that_is_no_event_is_named(tmp_path):
+def test_settings_of_another_kind_are_one_line(tmp_path):
+    with join(tmp_path, SETTINGS, resume=False) as party:
+        (party.folder / "party.json").write_text('{"kvlockstep_party": 1, "targets": []}')
+
+    with pytest.raises(FolderUnusable, match=r"party\.json: .*: name another folder"):
+        join(tmp_path, SETTINGS, resume=True)
+
+
+@pytest.mark.parametrize("line", [b'{"t": 1}\n', b"\xff\xfe\n"])
+def test_line_that_is_no_event_is_named(tmp_path, line):
     with join(tmp_path, SETTINGS, resume=False) as party:
         party.note("begin")
-        (party.folder / "journal.jsonl").open("a").write('{"t": 1}\n')
+        (party.folder / "journal.jsonl").open("ab").write(line)
 
     with pytest.raises(FolderUnusable, match=r"journal\.jsonl:2: "):
         list(journal_of(tmp_path, 1))

@@ -16,6 +16,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -224,23 +225,28 @@ def numbers_of(campaign: Path) -> list[int]:
 
 def settings_of(campaign: Path, number: int) -> Settings | None:
     """Read what a party was asked to do; None if it was killed before it wrote that. Raises FolderUnusable."""
-    data = _read(_folder_of(campaign, number) / "party.json", "kvlockstep_party")
-    if data is None:
-        return None
-    lists = {name: tuple(data[name]) for name in ("targets", "lanes", "faults")}
-    return Settings(**data | lists | {"shard": Shard(**data["shard"])})
+    path = _folder_of(campaign, number) / "party.json"
+    with _as_written(path):
+        data = _read(path, "kvlockstep_party")
+        if data is None:
+            return None
+        lists = {name: tuple(data[name]) for name in ("targets", "lanes", "faults")}
+        return Settings(**data | lists | {"shard": Shard(**data["shard"])})
 
 
 def progress_of(campaign: Path, number: int) -> Progress:
     """Read how far a party has come. Raises FolderUnusable."""
-    data = _read(_folder_of(campaign, number) / "progress.json", "kvlockstep_progress")
-    if data is None:
-        return Progress()
-    lanes = [
-        Lane(**lane | {"unobserved": [(law, name, needs) for law, name, needs in lane["unobserved"]]})
-        for lane in data["lanes"]
-    ]
-    return Progress(**data | {"lanes": lanes, "causes": {key: Cause(**cause) for key, cause in data["causes"].items()}})
+    path = _folder_of(campaign, number) / "progress.json"
+    with _as_written(path):
+        data = _read(path, "kvlockstep_progress")
+        if data is None:
+            return Progress()
+        lanes = [
+            Lane(**lane | {"unobserved": [(law, name, needs) for law, name, needs in lane["unobserved"]]})
+            for lane in data["lanes"]
+        ]
+        causes = {key: Cause(**cause) for key, cause in data["causes"].items()}
+        return Progress(**data | {"lanes": lanes, "causes": causes})
 
 
 def journal_of(campaign: Path, number: int) -> Iterator[dict[str, Any]]:
@@ -251,7 +257,7 @@ def journal_of(campaign: Path, number: int) -> Iterator[dict[str, Any]]:
     path = _folder_of(campaign, number) / "journal.jsonl"
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:  # a line with other bytes is named, if it is no event
         for line_number, line in enumerate(file, 1):
             if not line.endswith("\n"):
                 return
@@ -269,14 +275,17 @@ def causes_of(campaign: Path) -> set[str]:
 
 
 def adopted(folder: Path, header: Header, party: int) -> Cause:
-    """Return the cause of a failure folder that nobody has counted: its writer was killed before it could say so."""
+    """Return the cause of a failure folder that nobody has counted: its writer was killed before it could say so.
+
+    It was met no times yet, for the unit in which it was found is done again. Raises TraceError.
+    """
     assert header.signature, "a failure has a signature"
     found, shortest = (len(read_trace(folder / name).ops) for name in ("original.jsonl", "trace.jsonl"))
     law = header.violates or header.signature.partition(".")[0]
     worker = f"a worker of party {party} that was killed"
     ending = "interrupted" if found == shortest else "minimized"
     where = header.signature, header.target, header.fault, folder.name, law, header.lane, worker
-    return Cause(*where, 0.0, 0, found, shortest, ending)
+    return Cause(*where, 0.0, 0, found, shortest, ending, times=0)
 
 
 def ended_well(campaign: Path, number: int) -> bool:
@@ -331,13 +340,20 @@ def _replace(path: Path, data: dict[str, Any]) -> None:
 
 
 def _read(path: Path, mark: str) -> dict[str, Any] | None:
-    """Read a file that `_replace` wrote; None if there is none. Raises FolderUnusable."""
+    """Read a file that `_replace` wrote; None if there is none. Raises FolderUnusable, and what `_as_written` takes."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        if data.pop(mark) != FORMAT:
-            raise FolderUnusable(f"{path}: of another version of kvlockstep: name another folder")
     except FileNotFoundError:
         return None
+    if data.pop(mark) != FORMAT:
+        raise FolderUnusable(f"{path}: of another version of kvlockstep: name another folder")
+    return dict(data)
+
+
+@contextmanager
+def _as_written(path: Path) -> Iterator[None]:
+    """Say of a file whose content cannot be taken apart that a campaign did not write it. Raises FolderUnusable."""
+    try:
+        yield
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise FolderUnusable(f"{path}: not what a campaign writes: name another folder") from error
-    return dict(data)

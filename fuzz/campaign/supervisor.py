@@ -24,11 +24,12 @@ from kvlockstep.fuzz.campaign.folder import Cause, Lane, Party, adopted, causes_
 from kvlockstep.fuzz.campaign.postmortem import PostmortemOrder
 from kvlockstep.fuzz.campaign.seeds import seed_of
 from kvlockstep.fuzz.campaign.witness import Case, Witnesses
-from kvlockstep.fuzz.crew import Command, WorkerState
+from kvlockstep.fuzz.crew import Command, WorkerState, n_cores
 from kvlockstep.fuzz.failures import header_of, keep_last_trace, traces_in
 from kvlockstep.fuzz.statistics import Statistics
+from kvlockstep.fuzz.trace import TraceError
 from kvlockstep.fuzz.verdict import replays
-from kvlockstep.fuzz.ward import Limits
+from kvlockstep.fuzz.ward import KINDS, Limits
 from kvlockstep.fuzz.ward_keeper import START_S
 from kvlockstep.fuzz.worker import Order, Plan, Stored
 
@@ -49,7 +50,13 @@ MANY_DEATHS = 5
 POSTMORTEM = ".postmortem"
 """Ends the name of a process that looks into the death of another."""
 
+LARGEST_OF_CORPUS = 1 << 20
+"""Bytes of a trace of the corpus; what is larger was not written by a campaign, and would hold up its start."""
+
 MINIMIZE_S = 60.0
+
+_DEATHS = {kind.__name__ for kind in KINDS}
+"""What a post-mortem calls a failure that ends a process."""
 
 WITNESS_S = 20.0
 """So long are witnesses waited for at the end."""
@@ -152,7 +159,8 @@ class Supervisor:
         self.full: str | None = None  # what could not be written
         self.unusable: list[str] = []
         self.unexplained: list[str] = []  # how workers died that did not die so again
-        self._witnesses = Witnesses()
+        load = max(1.0, len(places) / n_cores())
+        self._witnesses = Witnesses((START_S + bounds.hang_seconds) * load)
         self._statistics: dict[int, Statistics] = {}  # of ended processes, by lane of the progress
         self._lane_of = {place.index: self._lane_at(place) for place in self.places}
         self._by_name = {place.name: place for place in self.places}
@@ -192,7 +200,11 @@ class Supervisor:
             header = header_of(folder)
             if header is None or header.signature is None:
                 continue
-            cause = adopted(folder, header, self.party.number)
+            try:
+                cause = adopted(folder, header, self.party.number)
+            except TraceError as error:
+                self._note("unreadable", text=str(error))
+                continue
             if cause.key not in counted and cause.target in self.settings.targets:
                 self.progress.causes[cause.key] = cause
                 self._note("cause", **asdict(cause) | {"key": cause.key, "adopted": True})
@@ -225,13 +237,7 @@ class Supervisor:
 
     def _order(self, place: Place) -> Order:
         left = max(0.1, self.settings.seconds - self.seconds)
-        in_a_row = UNITS_OF_A_FAULT if self.settings.faults else UNITS_OF_A_START
-        start = place.unit // in_a_row
-        fault = None
-        if faults := self.settings.faults:
-            fault = faults[
-                seed_of(f"{self.settings.base} fault", self.settings.shard, place.index, start) % len(faults)
-            ]
+        in_a_row, fault = self._units_in_a_row, self._fault_of_start(place)
         units = in_a_row - place.unit % in_a_row
         if self.settings.units is not None:
             units = min(units, self.settings.units - place.unit)
@@ -293,7 +299,7 @@ class Supervisor:
         corpus = self.corpora.get(place.target)
         if corpus is not None and corpus.folder.is_dir():
             same = [other for other in self.places if other.target == place.target]
-            stored.append(Stored(str(corpus.folder), same.index(place), len(same)))
+            stored.append(Stored(str(corpus.folder), same.index(place), len(same), LARGEST_OF_CORPUS))
         return tuple(stored)
 
     def _n_stored(self, place: Place) -> int:
@@ -375,7 +381,10 @@ class Supervisor:
         return Command(order, "kvlockstep.fuzz.campaign.postmortem", json.dumps(asdict(asked)), patience)
 
     def _end_postmortem(self, place: Place, state: WorkerState) -> None:
-        """Go on behind the unit that kills its workers; do it again if it was something else that did."""
+        """Go on behind the unit that kills its workers; do it again if it was something else that did.
+
+        A law that is broken kills no worker: where only the parent was killed, the unit is done again for all else.
+        """
         if state.disk_full:
             self._disk_is_full(state.broken or "")
         explained = state.failure["signature"] if state.failure is not None else place.met_again
@@ -386,8 +395,12 @@ class Supervisor:
         self.told(f"post-mortem of worker {place.name}: {verdict}")
         if explained is None and place.last_death:
             self.unexplained.append(f"worker {place.name} {place.last_death}; {verdict}")
-        if explained is not None or place.died_in_unit > 1:
+        if place.died_in_unit > 1 or (explained is not None and self._ends_unit(place, explained)):
             self._next_unit(place, place.unit + 1)
+
+    def _ends_unit(self, place: Place, signature: str) -> bool:
+        """Tell whether the work goes on behind the unit in which a post-mortem found this, and it is counted now."""
+        return place.last_death != "" or signature.partition(".")[0] in _DEATHS
 
     def _next_unit(self, place: Place, unit: int) -> None:
         place.unit, place.died_in_unit = unit, 0
@@ -436,8 +449,12 @@ class Supervisor:
             self.stored_runs.append(run)
 
     def _count_again(self, state: WorkerState, signature: str) -> None:
-        if state.order.name not in self._by_name:
-            self._by_name[state.order.name.removesuffix(POSTMORTEM)].met_again = signature
+        place = self._by_name.get(state.order.name)
+        if place is None:
+            place = self._by_name[state.order.name.removesuffix(POSTMORTEM)]
+            place.met_again = signature
+            if not self._ends_unit(place, signature):
+                return
         for cause in self.progress.causes.values():
             if (cause.signature, cause.target, cause.fault) == (signature, state.order.target, state.order.fault):
                 self._count(state, cause)
@@ -466,9 +483,12 @@ class Supervisor:
             event["ending"],
             event.get("root", ""),
         )
+        if state.order.name not in self._by_name:
+            looked_into = self._by_name[state.order.name.removesuffix(POSTMORTEM)]
+            cause.times = int(self._ends_unit(looked_into, cause.signature))
         earlier = self.progress.causes.get(cause.key)
         if earlier is not None:
-            self._count(state, earlier)
+            self._count(state, earlier, cause.times)
             earlier.minimized_len = min(earlier.minimized_len, cause.minimized_len)
             return
         self.progress.causes[cause.key] = cause
@@ -476,7 +496,7 @@ class Supervisor:
         self._note("cause", **asdict(cause) | {"key": cause.key, "unit": event.get("unit")})
         self.told(f"found {cause.signature} on {cause.target}: {cause.minimized_len} operations, {folder}")
         self._try(cause)
-        self._write(self.party.save)
+        self._keep()
 
     def _absorb(self, place: Place, state: WorkerState) -> None:
         """Add what an ended process did to the counts of its lane."""
@@ -515,6 +535,9 @@ class Supervisor:
 
     def end(self, code: int, lines: Sequence[str], *, interrupted: bool) -> None:
         """Keep the last counts. An interrupted party can be resumed; one that is at its end cannot."""
+        if not interrupted:
+            for cause in self.progress.causes.values():  # the unit of one that was met before a kill may not be done
+                cause.times = max(1, cause.times)
         self.progress.ended = not interrupted and self.full is None
         self._note("interrupted" if interrupted else "end", code=code, lines=list(lines))
         self._save()
@@ -568,7 +591,7 @@ class Supervisor:
             transitions=len(total.transitions),
             corpus=sum(map(len, self.corpora.values())),
             causes=len(self.progress.causes),
-            memory_mib=max((place.state.memory for place in self.places if place.state is not None), default=0) >> 20,
+            memory_mib=sum(place.state.memory for place in self.places if place.state is not None) >> 20,
             rates={place.name: round(place.rate) for place in self.places},
         )
 
@@ -588,6 +611,12 @@ class Supervisor:
         return totals
 
     def _save(self) -> None:
+        self._keep()
+        if self.sync is not None:
+            self._write(self.sync)
+
+    def _keep(self) -> None:
+        """Write the progress: what is of whole units, and apart from it what is of those at hand."""
         for lane, statistics in zip(self.progress.lanes, self.statistics_of_lanes(whole=True), strict=True):
             lane.statistics = statistics.to_json()
         self.progress.half = dict(sum((place.half for place in self.places), Counter[str]()))
@@ -595,8 +624,6 @@ class Supervisor:
             if place.state is not None:
                 _take_parts(self.progress.lanes[self._lane_of[place.index]], place.state)
         self._write(self.party.save)
-        if self.sync is not None:
-            self._write(self.sync)
 
     def _distil(self) -> None:
         for corpus in self.corpora.values():

@@ -9,19 +9,22 @@ in a file, and answers each with the digest of all that was seen (``Lockstep.dig
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from time import monotonic, sleep
 from typing import Any
 
 from kvlockstep.fuzz.environments import python_for
 from kvlockstep.fuzz.registry import Factory, choose_lane, factory_for
 from kvlockstep.fuzz.trace import decode_header, decode_op
-from kvlockstep.fuzz.worker import take_over_stdout
+from kvlockstep.fuzz.worker import end_with, take_over_stdout
 
 HASH_SEED = "20011"
 """Of the hashes in a witness; that of workers is the one of whoever started the campaign, or drawn by Python."""
@@ -46,12 +49,28 @@ class Case:
 class _Process:
     process: "subprocess.Popen[str]"
     waiting: deque[Case] = field(default_factory=deque)
+    asked: SimpleQueue[str | None] = field(default_factory=SimpleQueue)  # lines on their way; None is the last
+    since: float = field(default_factory=monotonic)  # when the first of those that wait had its turn
+    hangs: bool = False
+
+    def end(self) -> None:
+        """Kill it, with what a target started in it; what still waits is not run any more."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.asked.put(None)
 
 
 class Witnesses:
-    """The witnesses of one campaign, one for each target and lane, started with the first case for it."""
+    """The witnesses of one campaign, one for each target and lane, started with the first case for it.
 
-    def __init__(self) -> None:
+    One that takes longer than ``patience`` for a case, its imports included, is killed; and that case differs, for in a
+    worker it came to an end.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self.patience = patience
+        self._lock = threading.Lock()  # of what waits
         self._processes: dict[tuple[str, str | None], _Process] = {}
         self._done: deque[Case] = deque()
         self.passed_over = 0
@@ -62,23 +81,31 @@ class Witnesses:
         found = self._processes.get((target, lane))
         if found is not None and found.process.poll() is not None:
             self.passed_over += len(found.waiting)
+            found.end()
             found = None
         if found is None:
             found = self._processes[target, lane] = _start(target, lane)
-            threading.Thread(target=self._follow, args=(found,), daemon=True).start()
+            for follow in (self._follow, _feed):
+                threading.Thread(target=follow, args=(found,), daemon=True).start()
         if len(found.waiting) >= MAX_WAITING:
             self.passed_over += 1
             return
-        found.waiting.append(case)
-        assert found.process.stdin is not None
-        try:
-            found.process.stdin.write(json.dumps({"lines": case.lines, "fault": case.fault}) + "\n")
-            found.process.stdin.flush()
-        except BrokenPipeError:  # it dies; the next one is asked of another
-            found.process.wait()
+        with self._lock:
+            if not found.waiting:
+                found.since = monotonic()
+            found.waiting.append(case)
+        found.asked.put(json.dumps({"lines": case.lines, "fault": case.fault}) + "\n")
 
     def take(self) -> list[Case]:
-        """Return the cases that were run again since the last call."""
+        """Return the cases that were run again since the last call, and those that a witness hung in."""
+        for one in self._all():
+            with self._lock:
+                at_work = one.waiting and one.process.poll() is None
+                if at_work and not one.hangs and monotonic() - one.since > self.patience:
+                    one.hangs = True
+                    self._done.append(one.waiting.popleft())  # its ``again`` is None
+            if one.hangs:
+                one.end()
         return [self._done.popleft() for _ in range(len(self._done))]
 
     def wait(self, seconds: float) -> None:
@@ -91,18 +118,30 @@ class Witnesses:
         return list(self._processes.values())
 
     def close(self) -> None:
-        """End every witness; what still waits is not run any more."""
+        """End every witness."""
         for one in self._all():
-            one.process.kill()
-            one.process.wait()
+            one.end()
         self._processes.clear()
 
     def _follow(self, one: _Process) -> None:
         assert one.process.stdout is not None
         for line in one.process.stdout:
-            case = one.waiting.popleft()
+            with self._lock:
+                if one.hangs or not line.endswith("\n"):  # the last one of a witness that was killed may be cut
+                    return
+                case = one.waiting.popleft()
+                one.since = monotonic()
             case.again = json.loads(line)["digest"]
             self._done.append(case)
+
+
+def _feed(one: _Process) -> None:
+    """Write what a witness is asked. A thread may wait for one that is slow, the campaign may not."""
+    assert one.process.stdin is not None
+    with suppress(BrokenPipeError):  # it is dead; what waits for it is passed over
+        for line in iter(one.asked.get, None):
+            one.process.stdin.write(line)
+            one.process.stdin.flush()
 
 
 def _start(target: str, lane: str | None) -> _Process:
@@ -119,7 +158,8 @@ def _start(target: str, lane: str | None) -> _Process:
 
 
 def main(target: str, lane: str) -> None:
-    """Answer until the input ends. A case that cannot be run has no digest."""
+    """Answer until the input ends, or the parent is gone. A case that cannot be run has no digest."""
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     report = take_over_stdout()
     choose_lane(lane or None)
     factories: dict[str | None, Factory] = {}
@@ -140,4 +180,5 @@ def _digest_of(lines: Sequence[str], factory: Factory) -> str | None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    with suppress(BrokenPipeError, KeyboardInterrupt):  # nobody listens any more
+        main(*sys.argv[1:])
