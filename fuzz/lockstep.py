@@ -107,6 +107,7 @@ class Lockstep:
         self.watch = watch
         self.step = -1
         self.now = target.snapshot()
+        self.seen: Observation | None = None  # of the operation that was run last, as far as it came
         self.holds: dict[str, Hold] = {}
         self._orders_victims = target.conformance == "legal" and "victim_order" in target.capabilities
         self._waiting: set[str] = set()  # NEW requests that the target has seen
@@ -180,11 +181,13 @@ class Lockstep:
             if isinstance(op, Abort) and not expected:
                 self.runner.forget(op.request)
                 self._let_forget(op.request)
-            self._finish(op, Observation(self.step, kind, named_requests(op), 0, expected, before, before), outcome)
+            self.seen = Observation(self.step, kind, named_requests(op), 0, expected, before, before)
+            self._finish(op, self.seen, outcome)
             return outcome
 
         seen = Observation(self.step, kind, named_requests(op), 0, None, before, before, written=self.runner.written)
         seen.key_units = self.config.key_units
+        self.seen = seen
         for name in seen.requests:
             if name in self.model.requests:
                 seen.fingerprints[name] = self.runner.fingerprints(name, self.model.requests[name])

@@ -1,0 +1,62 @@
+"""The command that finds the point of no return of a failing trace, by going on from each of its operations."""
+
+import json
+from pathlib import Path
+
+import click
+
+from kvlockstep.fuzz.cli_blame import open_trace, trace_options
+from kvlockstep.fuzz.exits import USAGE, Seconds, Stop, make_console, usable, writing
+
+EXIT_CODES = (
+    "Exit codes: 0 it was told; 2 wrong usage, unreadable input, or a trace that does not fail; "
+    "12 the harness failed or could not write; 130 interrupted."
+)
+
+
+@click.command(epilog=EXIT_CODES)
+@trace_options
+@click.option("--continuations", default=20, show_default=True, type=click.IntRange(1, 10_000), help="From each point.")
+@click.option("--seconds", default=30.0, show_default=True, type=Seconds(), help="At most; then fewer continuations.")
+@click.option("--json", "out", default=None, type=click.Path(dir_okay=False, path_type=Path), help="Write it as data.")
+def why(
+    file: Path,
+    target: str | None,
+    lane: str | None,
+    fault: str | None,
+    without: frozenset[int],
+    continuations: int,
+    seconds: float,
+    out: Path | None,
+) -> None:
+    """Tell from which operation of a failing trace on its failure was bound to come.
+
+    After each operation the cache goes on in ways that the fuzzer draws, and the chart shows how many of these
+    continuations break the same law. The same trace gives the same chart, unless time runs out, which is said.
+    """
+    trace, factory, name = open_trace(file, target, lane, fault)
+    from kvlockstep.fuzz.lenient import tell_without
+    from kvlockstep.fuzz.why import chances
+
+    config = trace.header.config
+    with usable():
+        story = tell_without(config, trace.ops, factory, without)
+        if story.violation is None:
+            raise Stop(f"{file}: does not fail on {name}, so there is nothing to explain", USAGE)
+        found = chances(
+            config,
+            trace.ops[: len(story.steps)],
+            factory,
+            type(story.violation).__name__,
+            continuations=continuations,
+            seconds=seconds,
+            without=without,
+        )
+    if out is not None:
+        data = {"signature": story.signature, "target": story.target, **found.to_json()}
+        with writing(f"--json {out}"):
+            out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    console = make_console()
+    console.print(f"{story.signature}: of {continuations} continuations from each point, so many end in {found.law}")
+    for line in (*found.chart(), *found.sentences()):
+        console.print(line, soft_wrap=True)
