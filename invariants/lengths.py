@@ -5,7 +5,7 @@ of a row is the tree's (law 2).
 """
 
 from kvlockstep.invariants.index import Index, Seen, run_in_pages
-from kvlockstep.invariants.owners import listing, slot_facts, span
+from kvlockstep.invariants.owners import first_repeated, listing, slot_facts, span
 from kvlockstep.invariants.snapshot import RequestView
 from kvlockstep.invariants.violation import Violation
 
@@ -76,7 +76,7 @@ def tail_names_each_slot_once(seen: Seen) -> None:
             continue
         tail = row.slots[start:]
         if len(set(tail)) != len(tail):
-            slot = next(slot for i, slot in enumerate(tail) if slot in tail[:i])
+            slot = first_repeated(tail)
             where = [pos for pos, named in enumerate(tail, start) if named == slot]
             raise TailRepeatsSlot(
                 f"row {row.row} of request {name} names slot {slot} {len(where)} times in its tail, expected 1",

@@ -31,6 +31,16 @@ def listing(items: Iterable[object], limit: int = 12) -> str:
     return (" ".join(words[:limit]) + more) or "none"
 
 
+def first_repeated(items: Iterable[int]) -> int:
+    """Return the first item that comes a second time. Before: one does."""
+    seen: set[int] = set()
+    for item in items:
+        if item in seen:
+            return item
+        seen.add(item)
+    raise ValueError("no item comes twice")
+
+
 def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 

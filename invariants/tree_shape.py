@@ -4,6 +4,8 @@ Not verified here: that the children a cache finds in its lookup are the ones th
 neighbouring bigrams overlap, and whether two nodes should be one (the comparison with the model).
 """
 
+from collections import Counter
+
 from kvlockstep.invariants.index import Seen, is_in_pages
 from kvlockstep.invariants.owners import Owner, kinds, listing, node_name, owner_facts, page_owners
 from kvlockstep.invariants.snapshot import FULL, ROOT, NodeView, Unit
@@ -66,9 +68,10 @@ def children_name_their_parent(seen: Seen) -> None:
     below = [(child, node.node) for node in nodes.values() for child in node.children or ()]
     above = [(node.node, node.parent) for node in nodes.values() if node.parent != ROOT]
     if sorted(below) != sorted(above):
+        found, named = Counter(below), Counter(above)
         child, parent = next(
-            (link for link in sorted(below) if link not in above or below.count(link) > 1),
-            next((link for link in sorted(above) if link not in below), (ROOT, ROOT)),
+            (link for link in sorted(below) if link not in named or found[link] > 1),
+            next((link for link in sorted(above) if link not in found), (ROOT, ROOT)),
         )
         raise LinksDisagree(
             f"node {child} and its parent do not name each other once, expected both links",
@@ -76,7 +79,7 @@ def children_name_their_parent(seen: Seen) -> None:
                 ("parent", f"of node {child}: {nodes[child].parent if child in nodes else 'no such node'}"),
                 ("children", f"of node {parent}: {listing(nodes[parent].children or [])}"),
             ],
-            ("child link",) if (child, parent) in below else ("parent link",),
+            ("child link",) if (child, parent) in found else ("parent link",),
         )
 
 
@@ -161,10 +164,11 @@ def no_page_is_on_two_edges(seen: Seen) -> None:
     """
     for name, pool in seen.now.pools.items():
         if len(set(pool.tree_pages)) != len(pool.tree_pages):
-            page = next(page for page in pool.tree_pages if pool.tree_pages.count(page) > 1)
+            times = Counter(pool.tree_pages)
+            page = next(page for page in pool.tree_pages if times[page] > 1)
             owners: list[Owner] = [o for o in page_owners(seen.now, name)[page] if o.kind == "tree"]
             raise PageOnTwoEdges(
-                f"page {page} stands {pool.tree_pages.count(page)} times on edges, expected 1",
+                f"page {page} stands {times[page]} times on edges, expected 1",
                 owner_facts(owners),
                 kinds(owners),
             )
@@ -177,7 +181,7 @@ def evictable_nodes_are_unlocked_leaves(seen: Seen) -> None:
     expected = sorted([node.node for node in seen.now.unlocked if node.node not in inner])
     got = sorted(seen.observation.now.evictable_nodes or [])
     if got != expected:
-        extra = [node for node in got if node not in expected]
+        extra = sorted(set(got) - set(expected))
         roles = ["locked" if node in nodes and nodes[node].lock_ref else "not a leaf" for node in extra]
         raise EvictableSetWrong(
             f"{len(got)} nodes are offered for eviction, expected {len(expected)}: the unlocked leaves",

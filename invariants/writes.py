@@ -11,6 +11,7 @@ from itertools import chain
 
 from kvlockstep.invariants.index import Seen
 from kvlockstep.invariants.owners import (
+    first_repeated,
     kinds,
     listing,
     operation,
@@ -45,7 +46,7 @@ def no_write_slot_repeats(seen: Seen) -> None:
     write_sets = seen.observation.write_sets or []
     slots = list(chain.from_iterable(write_sets))
     if len(set(slots)) != len(slots):
-        slot = next(slot for i, slot in enumerate(slots) if slot in slots[:i])
+        slot = first_repeated(slots)
         facts = [
             ("position", f"{pos} of the write set of request {request}")
             for request, write_set in zip(seen.observation.requests, write_sets, strict=True)

@@ -8,6 +8,7 @@ is looked at. A base whose target cannot be imported so is no reason to let a fa
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 from kvlockstep.fuzz.environments import python_for
 from kvlockstep.fuzz.registry import check_name
+from kvlockstep.fuzz.replay_files import VERDICTS
 from kvlockstep.fuzz.trace_bounds import SIGNATURE
 from kvlockstep.fuzz.ward import Limits
 
@@ -27,6 +29,9 @@ REPLAY_S = 120.0
 """So long may a trace take on the base, beside the time in which an operation counts as hung."""
 
 IMPORT_S = 120.0
+
+BUILD_S = 3600.0
+"""So long may a command take that builds what it replays on."""
 
 
 class KnownUnreadable(Exception):
@@ -86,19 +91,26 @@ class Base:
 
     def has_failure(self, trace: Path, target: str, limits: Limits) -> bool:
         """Tell whether a trace fails there as it does here, without a planted fault. Raises NoBase."""
+        line = self.verdict(trace, target, limits)
+        if line.startswith("FAILED:"):
+            return True
+        if line.startswith(("FIXED:", "DIFFERENT:", "CLEAN:")):
+            return False
+        raise NoBase(line)
+
+    def verdict(self, trace: Path, target: str, limits: Limits) -> str:
+        """Replay a trace there, without a planted fault; return the line of its verdict. Raises NoBase without one."""
         if target not in self._usable:
             self._usable[target] = self._defect_of(target)
         if (defect := self._usable[target]) is not None:
             raise NoBase(defect)
         words = ["replay", "--quiet", "--fault", "none", "--target", target, *limits.options(), "--", str(trace)]
         command = [python_for(target), "-P", "-m", "kvlockstep", *words]
-        done = self._run(command, REPLAY_S + limits.hang_seconds)
-        lines = done.stdout.splitlines()
-        if any(line.startswith("FAILED:") for line in lines):
-            return True
-        if any(line.startswith(("FIXED:", "DIFFERENT:", "CLEAN:")) for line in lines):
-            return False
-        raise NoBase(_last_line(done) or " ".join(lines[-1:]) or f"it ended with status {done.returncode}")
+        return _verdict_in(self._run(command, REPLAY_S + limits.hang_seconds))
+
+    def verdict_of_command(self, command: str) -> str:
+        """Let the shell build and replay there; return the line of the verdict. Raises NoBase without one."""
+        return _verdict_in(self._run(["sh", "-c", command], BUILD_S))
 
     def _defect_of(self, target: str) -> str | None:
         """Import a target there, and say why that says nothing; None if it does."""
@@ -120,21 +132,29 @@ class Base:
     def _run(self, command: list[str], seconds: float) -> "subprocess.CompletedProcess[str]":
         here = self.root / self.revision.here
         try:
-            return subprocess.run(
+            process = subprocess.Popen(
                 command,
                 cwd=here if here.is_dir() else self.root,
                 env=self.variables,
                 stdin=subprocess.DEVNULL,
-                capture_output=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 text=True,
                 errors="backslashreplace",
-                timeout=seconds,
                 start_new_session=True,
             )
-        except subprocess.TimeoutExpired as error:
-            raise NoBase(f"it took longer than {seconds:.0f} s") from error
         except OSError as error:
             raise NoBase(f"{command[0]}: {error.strerror}") from error
+        try:
+            out, err = process.communicate(timeout=seconds)
+        except BaseException as error:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with all that it started: they keep its pipes open
+            process.communicate()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise NoBase(f"it took longer than {seconds:.0f} s") from error
+            raise
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 _IMPORT = """
@@ -156,7 +176,7 @@ def checked_out(revision: Revision) -> Iterator[Base]:
         root = Path(folder).resolve() / "base"
         words = ["-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet", str(root), revision.commit]
         try:
-            _git(*words, why=f"--base {revision.name}: cannot be checked out")
+            _git(*words, why=f"{revision.name}: cannot be checked out")
             mine = [one for one in distributions() if _source_of(one, revision.top) is not None]
             copies = [one for one in mine if not _is_editable(one)]
             files = {os.path.realpath(str(one.locate_file(file))) for one in copies for file in one.files or ()}
@@ -193,6 +213,15 @@ def _source_of(one: Distribution, top: Path) -> Path | None:
 def _is_editable(one: Distribution) -> bool:
     """Tell whether what was installed is a link to its source, and no copy of it."""
     return bool(json.loads(one.read_text("direct_url.json") or "{}").get("dir_info", {}).get("editable"))
+
+
+def _verdict_in(done: "subprocess.CompletedProcess[str]") -> str:
+    """Return the line of the verdict in what a replay printed. Raises NoBase where there is none."""
+    lines = done.stdout.splitlines()
+    line = next((line for line in reversed(lines) if line.startswith(VERDICTS)), None)
+    if line is None:
+        raise NoBase(_last_line(done) or " ".join(lines[-1:]) or f"it ended with status {done.returncode}")
+    return line
 
 
 def _last_line(done: "subprocess.CompletedProcess[str]") -> str:

@@ -4,8 +4,9 @@ Three targets differ in their tree: ``radix`` (`RadixCache`), ``unified_python``
 (`UnifiedRadixCache` over its Python and its Rust core). All else is shared: real `Req` objects, the real
 row pool, allocators and KV pool, and the functions that SGLang's scheduler calls.
 
-Where to read: ``target.py`` turns operations into those calls; ``engine.py`` builds the objects; ``trees.py``
-looks inside the three trees. Importing this package imports SGLang, which takes some seconds.
+Where to read: ``target.py`` turns operations into those calls; ``engine.py`` builds the objects;
+``../sglang_trees.py`` looks inside the three trees, and ``../sglang_dump.py`` at all that a snapshot shows, in live
+engines too. Importing this package imports SGLang, which takes some seconds, and prepares it for tests.
 
 Not driven: sliding-window and Mamba trees, host tiers, streaming sessions, tensor-parallel groups.
 """

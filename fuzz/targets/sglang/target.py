@@ -41,8 +41,9 @@ from kvlockstep.fuzz.targets.base import AllocResult, OutOfPages, OutOfRows
 from kvlockstep.fuzz.targets.planes import Planes
 from kvlockstep.fuzz.targets.requests import Live, RequestTable
 from kvlockstep.fuzz.targets.sglang import engine as sgl
-from kvlockstep.fuzz.targets.sglang.trees import NOWHERE, view_of
-from kvlockstep.invariants import FULL, PoolView, RequestView, RowView, Snapshot
+from kvlockstep.fuzz.targets.sglang_dump import request_view, snapshot_of
+from kvlockstep.fuzz.targets.sglang_trees import view_of
+from kvlockstep.invariants import RequestView, Snapshot
 
 POLICIES = ("lru", "mru", "fifo", "filo", "lfu", "slru", "priority")
 
@@ -366,55 +367,12 @@ class SglangTarget:
     # What can be seen
 
     def snapshot(self) -> Snapshot:
-        rows, allocator, cache = self._engine.rows, self._engine.allocator, self._engine.cache
-        nodes = self._view.nodes()
         views = [self._request(live) for live in self._table.live.values()]
-        generations: list[int] = rows.req_generation.tolist()
-        held = [(view.row, view) for view in views if view.row is not None]
-        for row in {row for row, _ in held}:
-            generations[row] -= 1
-        return Snapshot(
-            page_size=self._config.page_size,
-            n_rows=rows.size,
-            pools={
-                FULL: PoolView(
-                    allocator.size // self._config.page_size,
-                    allocator.get_all_free_pages().tolist(),
-                    None,
-                    allocator.available_size(),
-                    cache.evictable_size(),
-                    cache.protected_size(),
-                )
-            },
-            rows=[
-                RowView(row, view.request, rows.req_to_token[row, : view.allocated_len].tolist()) for row, view in held
-            ],
-            free_rows=list(rows.free_slots),
-            row_generations=generations,
-            requests=views,
-            nodes=nodes,
-            evictable_nodes=self._view.evictable_nodes(),
-            root_lock_ref=self._view.root_lock_ref(),
-            max_context_len=rows.max_context_len,
-        )
+        return snapshot_of(self._engine.cache, self._view, views)
 
     def _request(self, live: Live) -> RequestView:
         admission: Admission = live.engine
-        req, kv = admission.req, admission.req.kv
-        lock = req.lock
-        if kv.req_pool_idx is None:  # until it holds a row, SGLang knows how far the match went
-            committed_len = allocated_len = req.prefix_len
-        else:
-            committed_len, allocated_len = kv.kv_committed_len - admission.ahead, kv.kv_allocated_len
-        return RequestView(
-            live.request,
-            live.state,
-            kv.cache_protected_len,
-            committed_len,
-            allocated_len,
-            NOWHERE if lock is None else self._view.anchor(lock.node),
-            kv.req_pool_idx,
-        )
+        return request_view(live.request, live.state, admission.req, self._view, admission.ahead)
 
     # KV
 

@@ -9,6 +9,8 @@ which shows in a result. The order of victims is checked instead, at each evicti
 
 Engines number their nodes for the whole process; here they are numbered as they are first seen, so that a trace
 shows the same numbers in any process.
+
+Lies outside the package of the targets, whose import prepares SGLang for tests: this one is imported into live engines.
 """
 
 import os
@@ -16,7 +18,8 @@ import re
 from itertools import pairwise
 from typing import Any, Protocol
 
-from kvlockstep.fuzz.targets.sglang.engine import ComponentType
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
 from kvlockstep.invariants import FULL, ROOT, NodeView, Unit
 
 _PRINTED = re.compile(rb"^( *)\[(\d+)\] \d+ full_lock=(-?\d+) ", re.MULTILINE)
