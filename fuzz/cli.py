@@ -17,12 +17,17 @@ from rich.table import Table
 from rich.text import Text
 
 from kvlockstep.fuzz.campaign.supervisor import Bounds
+from kvlockstep.fuzz.cli_bisect import bisect_command
+from kvlockstep.fuzz.cli_blame import blame
 from kvlockstep.fuzz.cli_campaign import Asked, read_duration, read_shard, read_size, run_campaign
+from kvlockstep.fuzz.cli_check import check
 from kvlockstep.fuzz.cli_faults import faults
 from kvlockstep.fuzz.cli_gate import gate
 from kvlockstep.fuzz.cli_merge import merge
 from kvlockstep.fuzz.cli_ray import run_on_ray
 from kvlockstep.fuzz.cli_report import report
+from kvlockstep.fuzz.cli_show import show
+from kvlockstep.fuzz.cli_why import why
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.crew import WorkerState, n_cores, run_workers
 from kvlockstep.fuzz.doctor import Finding, examine, targets_here
@@ -621,10 +626,15 @@ def _minimized_path(file: Path) -> Path:
     return file.with_name(f"{name}.min.jsonl")
 
 
+commands.add_command(bisect_command)
+commands.add_command(blame)
+commands.add_command(check)
 commands.add_command(faults)
 commands.add_command(gate)
 commands.add_command(merge)
 commands.add_command(report)
+commands.add_command(show)
+commands.add_command(why)
 
 
 @commands.command(epilog=RUNS_HERE)

@@ -1,0 +1,112 @@
+"""The command that draws a trace: the cache before and after each operation, on one HTML page."""
+
+from pathlib import Path
+
+import click
+
+from kvlockstep.fuzz.environments import go_where_it_runs
+from kvlockstep.fuzz.exits import USAGE, Stop, make_console, usable, writing
+from kvlockstep.fuzz.registry import BUILT_IN, LANED, check_lane, check_name, choose_lane, factory_for
+from kvlockstep.fuzz.trace import Trace, TraceError, read_trace
+from kvlockstep.fuzz.trace_bounds import LANES
+
+EXIT_CODES = (
+    "Exit codes: 0 the page was written, whatever it shows; 2 wrong usage or unreadable input; "
+    "12 the page could not be written; 130 interrupted."
+)
+
+
+@click.command(epilog=EXIT_CODES)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--out",
+    default=None,
+    metavar="FILE.html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Default: FILE with .html for its suffix.",
+)
+@click.option("--target", default=None, help="Instead of the one the trace was found on.")
+@click.option("--lane", default=None, type=click.Choice(LANES), help="Instead of the one the trace was found on.")
+@click.option("--fault", default=None, help="Instead of the one in the trace; 'none' plants nothing.")
+def show(file: Path, out: Path | None, target: str | None, lane: str | None, fault: str | None) -> None:
+    """Draw the trace in FILE on one HTML page: pages, rows, radix tree, model, and what went wrong.
+
+    The page needs no network and no other file. Arrow keys go from operation to operation, Home and End to the first
+    and the last one, w to the one that is wrong. The same trace gives the same page.
+
+    A trace that is stored as Died, Hung or OutOfMemory is drawn up to the operation that ended the process.
+    """
+    with usable():
+        if target is not None:
+            check_name(target)
+            go_where_it_runs(target)  # before the file is read, which may be a pipe
+    trace = _read(file)
+    header = trace.header
+    if target is None and header.target not in BUILT_IN:
+        named = f"--target {header.target}"
+        raise Stop(f"{file}: found on target {header.target!r}; to import that, say {named}", USAGE)
+    name = target or header.target
+    # a lane and a fault are promised by the trace only for the target it was found on
+    lane = lane or (header.lane if name == header.target and name in LANED else None)
+    planted = None if fault == "none" else fault or (header.fault if name == header.target else None)
+    page = out if out is not None else page_path(file)
+    text, sentence = _drawn(file, trace, name, lane, planted)
+    with writing(f"--out {page}"):
+        draft = page.with_name(f".{page.name}.new")
+        try:
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(page)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+    console = make_console()
+    console.print(str(page), soft_wrap=True)
+    console.print(sentence, soft_wrap=True)
+
+
+def page_path(file: Path) -> Path:
+    """Return where the page of a trace goes: beside it.
+
+    >>> str(page_path(Path("a/trace.jsonl"))), str(page_path(Path("b.jsonl.gz")))
+    ('a/trace.html', 'b.html')
+    """
+    return file.with_name(file.name.removesuffix(".gz").removesuffix(".jsonl") + ".html")
+
+
+def _read(file: Path) -> Trace:
+    try:
+        return read_trace(file)
+    except TraceError as error:
+        raise Stop(str(error), USAGE) from error
+
+
+def _drawn(file: Path, trace: Trace, name: str, lane: str | None, fault: str | None) -> tuple[str, str]:
+    """Run the trace, and return its page and what went wrong in one sentence."""
+    from kvlockstep.fuzz.campaign.page import printable
+    from kvlockstep.fuzz.replay import what_it_lacks
+    from kvlockstep.fuzz.show.page import TooLarge, check_size, ended_in, page_of, verdict_of
+    from kvlockstep.fuzz.story import tell
+    from kvlockstep.fuzz.ward import KINDS, is_of_ward
+
+    header, ops = trace.header, trace.ops
+    try:
+        check_size(header.config, len(ops))
+    except TooLarge as error:
+        raise Stop(f"{file}: {error}", USAGE) from error
+    ends = is_of_ward(header.signature) and bool(ops)
+    with usable():
+        if lane is not None:
+            check_lane(name, lane)
+        go_where_it_runs(name)
+        choose_lane(lane)
+        factory = factory_for(name, fault)
+        if lacks := what_it_lacks(factory, header.config, ops):
+            raise Stop(f"{file}: needs {', '.join(lacks)}, which {name} does not promise", USAGE)
+        story = tell(header.config, ops[:-1] if ends else ops, factory)
+    if ends and story.violation is None:
+        signature = str(header.signature)
+        kind = next(kind for kind in KINDS if kind.__name__ == signature.partition(".")[0])
+        story = ended_in(story, ops[-1], kind(header.why or "the process ended"), signature)
+    verdict = verdict_of(story)
+    sentence = "no violation" if verdict is None else f"{verdict.name}: {verdict.sentence}"
+    return page_of(story, lane=lane, fault=fault, why=header.why), printable(sentence)

@@ -1,0 +1,1 @@
+"""The page of one trace: the cache after each operation, drawn. Start in `page.py`."""
