@@ -51,10 +51,12 @@ class Hangs(Bad):
     def harm(self):
         time.sleep(3600)
 
-class Eats(ReferenceTarget):
-    def alloc(self, batch):
-        self.hoard = [*getattr(self, "hoard", []), b"x" * (240 << 20)]
-        return super().alloc(batch)
+class Eats(Bad):
+    def harm(self):
+        self.hoard = []
+        for _ in range(40):
+            self.hoard.append(b"x" * (100 << 20))
+            time.sleep(0.05)
 
 class Fickle(ReferenceTarget):
     def peek(self, request, tokens, namespace, private):
@@ -181,7 +183,7 @@ def test_faults_are_found_as_causes_of_their_own_and_folders_can_be_replayed_alo
 
 @pytest.mark.parametrize(
     ("target", "signature"),
-    [("Segfaults", "Died.retract.SIGSEGV"), ("Hangs", "Hung.retract"), ("Eats", "OutOfMemory.alloc")],
+    [("Segfaults", "Died.retract.SIGSEGV"), ("Hangs", "Hung.retract"), ("Eats", "OutOfMemory.retract")],
 )
 def test_target_that_kills_its_worker_is_a_cause_and_the_worker_goes_on(here, target, signature):
     options = "--hang-seconds", "2", "--memory", "1400M", "--units", "1"
