@@ -53,6 +53,9 @@ N_LOOKS = 200
 ENDING_S = 5.0
 """A worker whose parent is gone has this long to store what it has."""
 
+FACTS_S = 5.0
+"""Seconds between the counts that a worker of a campaign reports."""
+
 ROOT_S = 20.0
 """So long is the root of a failure looked for, at most; mostly it takes less than one."""
 
@@ -157,6 +160,7 @@ class Worker:
         self._started: float | None = None
         self._draws_since: float | None = None
         self._next_report = 0.0
+        self._next_facts = 0.0
         self._distinct: set[int] = set()
         self._violation: Violation | None = None
         self._trouble: Exception | None = None
@@ -244,7 +248,7 @@ class Worker:
         with self._stopping_at_trouble():
             if elapsed > self._next_report:
                 self._next_report = elapsed + 1.0
-                self.report("progress", **self.facts())
+                self._report_progress(elapsed)
             self.ops.append(op)
             try:
                 lockstep.run(op)
@@ -253,6 +257,14 @@ class Worker:
                 raise CaseStopped from violation
             if self._looks < N_LOOKS:
                 self._look(lockstep.now)
+
+    def _report_progress(self, elapsed: float) -> None:
+        """Say that this worker is alive; in a campaign the counts, which are long, come along only now and then."""
+        if self.order.plan is not None and elapsed < self._next_facts:
+            self.report("alive")
+            return
+        self._next_facts = elapsed + FACTS_S
+        self.report("progress", **self.facts())
 
     def _look(self, snapshot: Snapshot) -> None:
         """Note the parts that the target does not show, and the checks that cannot run without them."""

@@ -19,12 +19,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from time import monotonic, sleep
-from typing import Any
 
+from kvlockstep.fuzz.describe import signature_of
 from kvlockstep.fuzz.environments import python_for
+from kvlockstep.fuzz.lockstep import Lockstep
+from kvlockstep.fuzz.ops import kind_of
 from kvlockstep.fuzz.registry import Factory, choose_lane, factory_for
 from kvlockstep.fuzz.trace import decode_header, decode_op
 from kvlockstep.fuzz.worker import end_with, take_over_stdout
+from kvlockstep.invariants import Violation
 
 HASH_SEED = "20011"
 """Of the hashes in a witness; that of workers is the one of whoever started the campaign, or drawn by Python."""
@@ -171,12 +174,16 @@ def main(target: str, lane: str) -> None:
         report("again", digest=_digest_of(asked["lines"], factories[fault]))
 
 
-def _digest_of(lines: Sequence[str], factory: Factory) -> str | None:
-    from kvlockstep.fuzz.replay import run_ops
-
-    header, ops = decode_header(lines[0], "case:1"), [decode_op(line, "case") for line in lines[1:]]
-    run: Any = run_ops(header.config, ops, factory, digest=True)
-    return f"{run.signature}" if run.signature is not None else run.digest
+def _digest_of(lines: Sequence[str], factory: Factory) -> str:
+    config = decode_header(lines[0], "case:1").config
+    lockstep = Lockstep(config, factory(config), digest=True)
+    for line in lines[1:]:
+        op = decode_op(line, "case")
+        try:
+            lockstep.run(op)
+        except Violation as violation:
+            return signature_of(violation, kind_of(op))
+    return lockstep.digest()
 
 
 if __name__ == "__main__":
