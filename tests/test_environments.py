@@ -336,16 +336,17 @@ def test_make_test_runs_the_tests_of_sglang_where_it_is_built(make, tools):
     assert last.endswith(" tests/sglang")
 
 
-def test_ci_builds_sglang_first_and_promises_it(tmp_path):
+def test_ci_builds_sglang_and_ray_first_and_promises_them_and_a_browser(tmp_path):
     program(tmp_path / "bin" / "make", 'echo "make $* with ${KVLOCKSTEP_REQUIRE:-nothing} promised"')
+    program(tmp_path / "bin" / "chromium", "exit 1")  # it is there, so that it is not installed here
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
-    environ = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "KVLOCKSTEP_REQUIRE": "browser"}
+    environ = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "KVLOCKSTEP_REQUIRE": "cuda"}
     done = subprocess.run([tmp_path / ".ci" / "run"], env=environ, capture_output=True, text=True)
 
     assert done.stdout.splitlines() == [
-        "make .venv-sglang/.ready with browser promised",
-        "make test with browser,sglang promised",
+        "make .venv-sglang/.ready .venv/.ray with cuda promised",
+        "make test with cuda,sglang,ray,browser promised",
     ]
 
 

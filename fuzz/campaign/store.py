@@ -29,9 +29,6 @@ from time import monotonic
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from fsspec.core import url_to_fs
-from fsspec.implementations.local import LocalFileSystem
-
 from kvlockstep.fuzz.campaign.folder import FolderUnusable, Party, Settings, corpus_of
 from kvlockstep.fuzz.campaign.record import PartyRecord, read_record
 from kvlockstep.fuzz.failures import store_failure
@@ -93,6 +90,9 @@ class Store:
     """
 
     def __init__(self, url: str) -> None:
+        from fsspec.core import url_to_fs  # a cache that is fuzzed where it lives need not have it
+        from fsspec.implementations.local import LocalFileSystem
+
         self.shown = re.sub(r"//[^/@]*@", "//***@", url)  # a URL may hold a password
         self.read_bytes = 0
         try:
@@ -102,6 +102,7 @@ class Store:
                 f"{self.shown}: {_one_line(error)}: name a folder, or a URL that fsspec knows"
             ) from error
         self._root = root.rstrip("/")
+        self._is_local = isinstance(self._files, LocalFileSystem)
 
     def check(self, *, write: bool) -> None:
         """See that the store answers, and that it is one of this version; begin one if it is to be written to.
@@ -128,15 +129,14 @@ class Store:
     def put(self, name: str, data: bytes) -> None:
         """Write a file whole, in place of one of that name."""
         path = f"{self._root}/{name}"
-        if isinstance(self._files, LocalFileSystem):
+        if self._is_local:
             _put_local(Path(path), data)
             return
         try:
             self._files.pipe_file(path, data)
         except FileNotFoundError:
-            if getattr(
-                self._files, "async_impl", False
-            ):  # object stores have no folders, and a bucket is not made here
+            # object stores have no folders, and a bucket is not made here
+            if getattr(self._files, "async_impl", False):
                 raise
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
             self._files.pipe_file(path, data)
