@@ -158,6 +158,7 @@ class Worker:
         self.log = TraceWriter(current_path(Path(order.logs or order.out), order.name), self.header)
         self.notes = Notes(self.header) if order.plan is not None and order.plan.notes else None
         self._started: float | None = None
+        self._draws = False  # what is run now is drawn, not stored
         self._draws_since: float | None = None
         self._next_report = 0.0
         self._next_facts = 0.0
@@ -242,7 +243,9 @@ class Worker:
         if self._started is None:
             self._started = monotonic()
         elapsed = self.elapsed
-        if self._interrupted or (self._draws_since and monotonic() - self._draws_since > self.order.seconds):
+        if self._draws and self._draws_since is None:
+            self._draws_since = monotonic()
+        if self._interrupted or self._is_late():
             self._spent = True
             raise CaseStopped
         with self._stopping_at_trouble():
@@ -257,6 +260,9 @@ class Worker:
                 raise CaseStopped from violation
             if self._looks < N_LOOKS:
                 self._look(lockstep.now)
+
+    def _is_late(self) -> bool:
+        return self._draws_since is not None and monotonic() - self._draws_since > self.order.seconds
 
     def _report_progress(self, elapsed: float) -> None:
         """Say that this worker is alive; in a campaign the counts, which are long, come along only now and then."""
@@ -303,7 +309,7 @@ class Worker:
         self._run_stored()
         if self.order.canary:
             self._release_canary()
-        self._draws_since = monotonic()
+        self._draws = True
         for seed in self._seeds():
             try:
                 run_cases(self, seed, n_cases=CASES_IN_BATCH, steps=self.order.steps)

@@ -96,6 +96,9 @@ def test_session_that_would_test_another_copy_does_not_start(session, tmp_path):
     package = tmp_path / "kvlockstep"
     package.mkdir()
     (package / "__init__.py").touch()
+    (package / "fuzz").mkdir()
+    for name in ("__init__", "pytest_plugin"):  # as any copy has it
+        (package / "fuzz" / f"{name}.py").touch()
     code, text = session(PYTHONPATH=f"{tmp_path}:{ROOT}")
 
     assert code == 4
