@@ -246,7 +246,7 @@ def cause_lines(lives: Lives, found: Cause | None, n_ops: int) -> list[str]:
     story = lives.story
     if story.violation is None:
         ran = len(story.steps)
-        held = "no violation" if ran == n_ops else f"no violation up to op {ran - 1}, behind which the model is lost"
+        held = "no violation" if ran == n_ops else f"no violation up to op {ran - 1}, behind which {story.stopped}"
         if found is None:
             return [held]
         return [held, f"cause      {_op(lives, found.index)}: first difference from the model: {found.text}"]

@@ -24,9 +24,11 @@ from kvlockstep.fuzz.cli_check import check
 from kvlockstep.fuzz.cli_faults import faults
 from kvlockstep.fuzz.cli_gate import gate
 from kvlockstep.fuzz.cli_merge import merge
+from kvlockstep.fuzz.cli_options import accept_unobserved
 from kvlockstep.fuzz.cli_ray import run_on_ray
 from kvlockstep.fuzz.cli_report import report
 from kvlockstep.fuzz.cli_show import show
+from kvlockstep.fuzz.cli_trace import Chosen, choose, named_by_user, read
 from kvlockstep.fuzz.cli_why import why
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.crew import WorkerState, n_cores, run_workers
@@ -53,7 +55,6 @@ from kvlockstep.fuzz.ops import Op
 from kvlockstep.fuzz.outcomes import OutcomeLog
 from kvlockstep.fuzz.places import lanes_named, names_of, places_for
 from kvlockstep.fuzz.registry import (
-    BUILT_IN,
     LANED,
     Factory,
     check_fault,
@@ -65,9 +66,9 @@ from kvlockstep.fuzz.registry import (
 from kvlockstep.fuzz.replay_files import replay_each, replay_on_each, worst
 from kvlockstep.fuzz.report import PlainProgress, print_failure, print_run
 from kvlockstep.fuzz.targets.base import allowances_of
-from kvlockstep.fuzz.trace import Header, Trace, TraceError, TraceWriter, read_trace, write_trace
+from kvlockstep.fuzz.trace import Header, Trace, TraceWriter, write_trace
 from kvlockstep.fuzz.trace_bounds import LANES
-from kvlockstep.fuzz.verdict import CHARTER, by_target, remarks, replays, too_seldom, verdict_of
+from kvlockstep.fuzz.verdict import by_target, remarks, replays, too_seldom, verdict_of
 from kvlockstep.fuzz.ward import HANG_SECONDS, MEMORY_BYTES, Ended, Limits, Ward, is_of_ward
 from kvlockstep.fuzz.worker import Order, end_with
 
@@ -119,14 +120,7 @@ def commands(context: click.Context) -> None:
 )
 @click.option("--out", default="out", show_default=True, type=click.Path(file_okay=False, path_type=Path))
 @click.option("--fault", default=None, help="Plant a named fault first, to see it found.")
-@click.option(
-    "--accept-unobserved",
-    "accepted",
-    multiple=True,
-    type=click.Choice([str(law) for law in CHARTER]),
-    metavar="LAW",
-    help="A law of the charter (1, 2, 3) that the target need not show to be called clean.",
-)
+@accept_unobserved
 @click.option(
     "--for",
     "lasts",
@@ -375,7 +369,7 @@ def _replay_on_each(
 ) -> int:
     """Run one stored trace on several targets, print a row of verdicts, and return the exit code."""
     try:
-        trace = _read(file)
+        trace = read(file)
     except Stop as stop:  # a violation in another file must not be hidden by this one
         return complain(str(stop), stop.code)
     options = limits.options() + ([] if fault is None else [f"--fault={fault}"])
@@ -399,24 +393,14 @@ def _replay(
     quiet: bool,
 ) -> int:
     """Run one stored trace, print what came of it, and return the exit code."""
-    with usable():
-        if target is not None:
-            go_where_it_runs(target)  # before the file is read, which may be a pipe
-    trace = _read(file)
-    header = trace.header
-    name = _named_by_user(target, header.target, file)
-    # a lane is promised by the trace only for the target it was found on
-    lane = lane or (header.lane if name == header.target and name in LANED else None)
-    with usable():
-        if lane is not None:
-            check_lane(name, lane)
-    planted = None if fault == "none" else fault or (header.fault if name == header.target else None)
+    chosen = choose(file, target, lane, fault)
+    trace, header, name = chosen.trace, chosen.trace.header, chosen.target
     if write is not None and write.exists() and write.samefile(file):
         raise Stop(f"--write {write}: is the trace itself, name another file", USAGE)
     if is_of_ward(header.signature):
-        ran = _run_in_ward(file, trace, name, lane, planted, write, outcomes, limits)
+        ran = _run_in_ward(chosen, write, outcomes, limits)
     else:
-        ran = _run_here(file, trace, name, lane, planted, write, outcomes)
+        ran = _run_here(chosen, write, outcomes)
     if ran.lacks:
         console.print(f"CANNOT TAKE IT: needs {', '.join(ran.lacks)}, which {name} does not promise", soft_wrap=True)
         return USAGE
@@ -436,19 +420,11 @@ def _replay(
     return {"FAILED": VIOLATION, "DIFFERENT": VIOLATION, "REFUSED-ALL": UNKNOWN}.get(verdict, CLEAN)
 
 
-def _run_in_ward(
-    file: Path,
-    trace: Trace,
-    name: str,
-    lane: str | None,
-    fault: str | None,
-    write: Path | None,
-    outcomes: Path | None,
-    limits: Limits,
-) -> Ended:
+def _run_in_ward(chosen: Chosen, write: Path | None, outcomes: Path | None, limits: Limits) -> Ended:
     """Run a trace that may end its process in one of its own."""
-    writes = f"--outcomes {outcomes}" if outcomes else str(file)
-    with usable(), writing(writes), Ward(name, lane, fault, limits=limits) as ward:
+    trace = chosen.trace
+    writes = f"--outcomes {outcomes}" if outcomes else str(chosen.file)
+    with usable(), writing(writes), Ward(chosen.target, chosen.lane, chosen.fault, limits=limits) as ward:
         ran = ward.run(trace.header.config, trace.ops, outcomes=outcomes)
     if write is not None and not ran.lacks:
         with writing(f"--write {write}"):
@@ -456,27 +432,14 @@ def _run_in_ward(
     return ran
 
 
-def _run_here(
-    file: Path,
-    trace: Trace,
-    name: str,
-    lane: str | None,
-    fault: str | None,
-    write: Path | None,
-    outcomes: Path | None,
-) -> Ended:
+def _run_here(chosen: Chosen, write: Path | None, outcomes: Path | None) -> Ended:
     """Run a trace in this process."""
-    with usable():
-        go_where_it_runs(name)
-        choose_lane(lane)
-    from kvlockstep.fuzz.replay import run_ops, what_it_lacks
+    factory, lacks = chosen.open()
+    if lacks:  # a target that cannot be had must not cost the file that is written
+        return Ended(None, 0, lacks=tuple(lacks))
+    from kvlockstep.fuzz.replay import run_ops
 
-    header = trace.header
-    with usable():
-        factory = factory_for(name, fault)
-        # a target that cannot be had must not cost the file that is written
-        if lacks := what_it_lacks(factory, header.config, trace.ops):
-            return Ended(None, 0, lacks=tuple(lacks))
+    file, trace, header, name = chosen.file, chosen.trace, chosen.trace.header, chosen.target
     with (
         usable(),
         writing(f"--outcomes {outcomes}" if outcomes else f"--write {write}" if write else str(file)),
@@ -531,22 +494,6 @@ def _verdict_line(verdict: str, stored: str | None, got: str | None, steps: int,
             return f"CLEAN: {n_ops} operations without a violation"
 
 
-def _read(file: Path) -> Trace:
-    try:
-        return read_trace(file)
-    except TraceError as error:
-        raise Stop(str(error), USAGE) from error
-    except OSError as error:
-        raise Stop(f"{file}: {error.strerror}", USAGE) from error
-
-
-def _named_by_user(given: str | None, in_header: str, file: Path) -> str:
-    """Take the target from the command line, or a built-in one from the file: a stranger's file imports nothing."""
-    if given is None and in_header not in BUILT_IN:
-        raise Stop(f"{file}: found on target {in_header!r}; to import that, say --target {in_header}", USAGE)
-    return given or in_header
-
-
 @commands.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--target", default=None, help="Needed where the trace was found on a target that is not built in.")
@@ -560,9 +507,9 @@ def minimize(
 
     A trace that is stored as Died, Hung or OutOfMemory is run in processes of their own, which may end as it did.
     """
-    trace = _read(file)
+    trace = read(file)
     out = out or _minimized_path(file)
-    name = _named_by_user(target, trace.header.target, file)
+    name = named_by_user(target, trace.header.target, file)
     lane = trace.header.lane if trace.header.lane in LANED.get(name, ()) else None
     if is_of_ward(trace.header.signature):
         with usable(), Ward(name, lane, trace.header.fault, limits=Limits(hang_seconds, memory)) as ward:
@@ -595,7 +542,7 @@ def _minimize(
         raise Stop(f"{file}: does not fail, so there is nothing to minimize; kvlockstep replay says more", USAGE)
     start = trace
     if out.exists():
-        earlier = _read(out)
+        earlier = read(out)
         if earlier.header.signature == signature and len(earlier.ops) <= len(trace.ops):
             start = earlier
             console.print(f"going on from {out}: {len(earlier.ops)} operations", soft_wrap=True)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import click
 
-from kvlockstep.fuzz.environments import go_where_it_runs
+from kvlockstep.fuzz.cli_trace import choose
 from kvlockstep.fuzz.exits import USAGE, Stop, make_console, usable
-from kvlockstep.fuzz.registry import BUILT_IN, LANED, Factory, check_lane, choose_lane, factory_for, targets_named
-from kvlockstep.fuzz.trace import Trace, TraceError, read_trace
+from kvlockstep.fuzz.registry import Factory
+from kvlockstep.fuzz.trace import Trace
 from kvlockstep.fuzz.trace_bounds import LANES
 from kvlockstep.fuzz.ward import is_of_ward
 
@@ -53,37 +53,11 @@ def _read_laws(context: click.Context, param: click.Parameter, words: tuple[str,
 
 def open_trace(file: Path, target: str | None, lane: str | None, fault: str | None) -> tuple[Trace, Factory, str]:
     """Read a trace, fix the lane of this process, and find the target to run it on. Raises Stop."""
-    with usable():
-        if target is not None:
-            if len(names := targets_named(target)) != 1:
-                raise Stop(f"--target {target}: expected one target, got {len(names)}", USAGE)
-            go_where_it_runs(target)
-    try:
-        trace = read_trace(file)
-    except TraceError as error:
-        raise Stop(str(error), USAGE) from error
-    except OSError as error:
-        raise Stop(f"{file}: {error.strerror}", USAGE) from error
-    header = trace.header
-    if target is None and header.target not in BUILT_IN:
-        raise Stop(f"{file}: found on target {header.target!r}; to import that, say --target {header.target}", USAGE)
-    if is_of_ward(header.signature):
-        raise Stop(f"{file}: ends its process ({header.signature}), which only kvlockstep replay takes care of", USAGE)
-    name = target or header.target
-    found_on = name == header.target
-    lane = lane or (header.lane if found_on and name in LANED else None)
-    with usable():
-        if lane is not None:
-            check_lane(name, lane)
-        go_where_it_runs(name)
-        choose_lane(lane)
-    from kvlockstep.fuzz.replay import what_it_lacks
-
-    with usable():
-        factory = factory_for(name, None if fault == "none" else fault or (header.fault if found_on else None))
-        if lacks := what_it_lacks(factory, header.config, trace.ops):
-            raise Stop(f"{file}: needs {', '.join(lacks)}, which {name} does not promise", USAGE)
-    return trace, factory, name
+    chosen = choose(file, target, lane, fault)
+    if is_of_ward(chosen.trace.header.signature):
+        ends = f"ends its process ({chosen.trace.header.signature})"
+        raise Stop(f"{file}: {ends}, which only kvlockstep replay takes care of", USAGE)
+    return chosen.trace, chosen.factory(), chosen.target
 
 
 @click.command(epilog=EXIT_CODES)

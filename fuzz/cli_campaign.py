@@ -165,12 +165,10 @@ def settings_for(asked: Asked, kinds: Sequence[PlaceOf], workers: int) -> Settin
     )
 
 
-def commit_here(revision: str = "HEAD") -> str | None:
+def commit_here() -> str | None:
     """Return the commit that the current folder is at; None if it is in no checkout."""
     try:
-        done = subprocess.run(
-            ["git", "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}"], capture_output=True, text=True
-        )
+        done = subprocess.run(["git", "rev-parse", "--verify", "--quiet", "HEAD"], capture_output=True, text=True)
     except OSError:
         return None
     return done.stdout.strip() or None
@@ -222,7 +220,7 @@ def _run(
         supervisor.full or (link.nothing_stored if link is not None else None),
         supervisor.unusable,
         [place.name for place in supervisor.places if place.given_up],
-        [death for death in supervisor.unexplained if "killed by SIGKILL" not in death],  # that was from outside
+        [death.text for death in supervisor.unexplained if not death.from_outside],
         not_run,
         asked.accepted,
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from kvlockstep.fuzz.cli_options import accept_unobserved
 from kvlockstep.fuzz.exits import BROKEN, CLEAN, UNKNOWN, USAGE, VIOLATION, complain, make_console
 from kvlockstep.fuzz.replay_files import worst
 from kvlockstep.fuzz.snapshot_file import STDIN, Dump, SnapshotError, read
@@ -125,14 +126,7 @@ def _source_of(violation: Violation) -> Check:
 @click.command(epilog=EXIT_CODES)
 @click.argument("files", metavar="SNAPSHOT.json...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a snapshot, for machines.")
-@click.option(
-    "--accept-unobserved",
-    "accepted",
-    multiple=True,
-    type=click.Choice([str(law) for law in CHARTER]),
-    metavar="LAW",
-    help="A law of the charter (1, 2, 3) that a snapshot need not show to be called clean.",
-)
+@accept_unobserved
 def check(files: tuple[str, ...], as_json: bool, accepted: tuple[str, ...]) -> None:
     """Hold snapshots of live caches to the laws, as far as one snapshot shows them; - is standard input.
 

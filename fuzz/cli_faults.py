@@ -32,6 +32,7 @@ from kvlockstep.fuzz.exits import (
     usable,
     writing,
 )
+from kvlockstep.fuzz.files import replace_file
 from kvlockstep.fuzz.registry import TargetUnusable
 
 if TYPE_CHECKING:  # most commands start without the catalogue of faults
@@ -116,7 +117,7 @@ def faults(
             planted = [hunt for summary in summaries if not summary.is_null for hunt in summary.hunts]
             results["ablation"] = _ablate(console, planted, second)
         with writing(f"--out {out}"):
-            _replace(out / "faults.json", json.dumps(results, indent=1) + "\n")
+            replace_file(out / "faults.json", json.dumps(results, indent=1) + "\n")
     if interrupted:
         n_done = len(first) + len(second)
         console.print(f"interrupted with {n_done} of {n_asked} hunts done; the same command goes on", soft_wrap=True)
@@ -194,13 +195,6 @@ def _exit_code(summaries: "Sequence[Summary]", second: "Sequence[Hunt]", *, some
         hunts = "1 hunt" if len(in_trouble) == 1 else f"{len(in_trouble)} hunts"
         return complain(f"no verdict: {hunts} ended in an error", BROKEN)
     return UNKNOWN if some_not_run else CLEAN
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.write_text(text)
-    fresh.replace(path)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from kvlockstep.fuzz.cli_campaign import (
     settings_for,
     spread,
 )
+from kvlockstep.fuzz.cli_options import accept_unobserved
 from kvlockstep.fuzz.crew import run_workers
 from kvlockstep.fuzz.exits import (
     BROKEN,
@@ -46,7 +47,7 @@ from kvlockstep.fuzz.gate.outputs import Result, Stopped, annotations, said_of_s
 from kvlockstep.fuzz.places import lanes_named, n_workers
 from kvlockstep.fuzz.report import print_run
 from kvlockstep.fuzz.trace import TraceError, read_trace
-from kvlockstep.fuzz.verdict import CHARTER, Verdict, remarks
+from kvlockstep.fuzz.verdict import Verdict, remarks
 from kvlockstep.fuzz.ward import is_of_ward
 
 DEFAULT_REGRESSIONS = Path("regressions")
@@ -137,14 +138,7 @@ def _append_summary(path: Path, result: Result | Verdict) -> None:
     help="Append a summary in Markdown. Default: what GITHUB_STEP_SUMMARY names.",
 )
 @click.option("--fault", default=None, help="Plant a named fault first, to see the gate shut.")
-@click.option(
-    "--accept-unobserved",
-    "accepted",
-    multiple=True,
-    type=click.Choice([str(law) for law in CHARTER]),
-    metavar="LAW",
-    help="A law of the charter (1, 2, 3) that the target need not show to be called clean.",
-)
+@accept_unobserved
 @click.option("--hang-seconds", default=60.0, show_default=True, type=Seconds(), help="For one operation, at most.")
 @click.option("--memory", default="4G", show_default=True, callback=read_size, metavar="SIZE", help="Of one worker.")
 @click.option("--report-only", is_flag=True, help="Say what was found, and exit 0.")
@@ -354,7 +348,7 @@ class _Gate:
         except KeyboardInterrupt:
             interrupted = True
         given_up = [place.name for place in supervisor.places if place.given_up]
-        full, unusable, deaths = supervisor.full, supervisor.unusable, supervisor.unexplained
+        full, unusable, deaths = supervisor.full, supervisor.unusable, [death.text for death in supervisor.unexplained]
         seconds = asked.seconds if asked.units is None else min(asked.seconds, party.progress.seconds)
         verdict = verdict_of_party(
             party.progress, seconds, Outcome(full, unusable, given_up, deaths, self.not_run, asked.accepted)

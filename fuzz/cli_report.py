@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from kvlockstep.fuzz.exits import USAGE, Stop, make_console, writing
+from kvlockstep.fuzz.files import replace_file
 
 EXIT_CODES = (
     "Exit codes: 0 the page was written, whatever it says; 2 wrong usage, or the folder is no campaign; "
@@ -40,13 +41,7 @@ def report(folder: Path, out: Path | None) -> None:
         raise Stop(f"{error.filename or folder}: {error.strerror or error}", USAGE) from error
     text, advice = page_of(record, page)
     with writing(f"--out {page}"):
-        draft = page.with_name(f".{page.name}.new")
-        try:
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(page)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
+        replace_file(page, text)
     console = make_console()
     for line in (str(page), parties_line(record.parties), advice.verdict, f"to do first: {advice.sentence}"):
         console.print(printable(line), soft_wrap=True)

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import click
 
-from kvlockstep.fuzz.environments import go_where_it_runs
+from kvlockstep.fuzz.cli_trace import Chosen, choose
 from kvlockstep.fuzz.exits import USAGE, Stop, make_console, usable, writing
-from kvlockstep.fuzz.registry import BUILT_IN, LANED, check_lane, check_name, choose_lane, factory_for
-from kvlockstep.fuzz.trace import Trace, TraceError, read_trace
+from kvlockstep.fuzz.files import replace_file
 from kvlockstep.fuzz.trace_bounds import LANES
 
 EXIT_CODES = (
@@ -36,29 +35,11 @@ def show(file: Path, out: Path | None, target: str | None, lane: str | None, fau
 
     A trace that is stored as Died, Hung or OutOfMemory is drawn up to the operation that ended the process.
     """
-    with usable():
-        if target is not None:
-            check_name(target)
-            go_where_it_runs(target)  # before the file is read, which may be a pipe
-    trace = _read(file)
-    header = trace.header
-    if target is None and header.target not in BUILT_IN:
-        named = f"--target {header.target}"
-        raise Stop(f"{file}: found on target {header.target!r}; to import that, say {named}", USAGE)
-    name = target or header.target
-    # a lane and a fault are promised by the trace only for the target it was found on
-    lane = lane or (header.lane if name == header.target and name in LANED else None)
-    planted = None if fault == "none" else fault or (header.fault if name == header.target else None)
+    chosen = choose(file, target, lane, fault)
     page = out if out is not None else page_path(file)
-    text, sentence = _drawn(file, trace, name, lane, planted)
+    text, sentence = _drawn(chosen)
     with writing(f"--out {page}"):
-        draft = page.with_name(f".{page.name}.new")
-        try:
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(page)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
+        replace_file(page, text)
     console = make_console()
     console.print(str(page), soft_wrap=True)
     console.print(sentence, soft_wrap=True)
@@ -73,35 +54,21 @@ def page_path(file: Path) -> Path:
     return file.with_name(file.name.removesuffix(".gz").removesuffix(".jsonl") + ".html")
 
 
-def _read(file: Path) -> Trace:
-    try:
-        return read_trace(file)
-    except TraceError as error:
-        raise Stop(str(error), USAGE) from error
-
-
-def _drawn(file: Path, trace: Trace, name: str, lane: str | None, fault: str | None) -> tuple[str, str]:
+def _drawn(chosen: Chosen) -> tuple[str, str]:
     """Run the trace, and return its page and what went wrong in one sentence."""
     from kvlockstep.fuzz.campaign.page import printable
-    from kvlockstep.fuzz.replay import what_it_lacks
     from kvlockstep.fuzz.show.page import TooLarge, check_size, ended_in, page_of, verdict_of
     from kvlockstep.fuzz.story import tell
     from kvlockstep.fuzz.ward import KINDS, is_of_ward
 
-    header, ops = trace.header, trace.ops
+    header, ops = chosen.trace.header, chosen.trace.ops
     try:
         check_size(header.config, len(ops))
     except TooLarge as error:
-        raise Stop(f"{file}: {error}", USAGE) from error
+        raise Stop(f"{chosen.file}: {error}", USAGE) from error
     ends = is_of_ward(header.signature) and bool(ops)
+    factory = chosen.factory()
     with usable():
-        if lane is not None:
-            check_lane(name, lane)
-        go_where_it_runs(name)
-        choose_lane(lane)
-        factory = factory_for(name, fault)
-        if lacks := what_it_lacks(factory, header.config, ops):
-            raise Stop(f"{file}: needs {', '.join(lacks)}, which {name} does not promise", USAGE)
         story = tell(header.config, ops[:-1] if ends else ops, factory)
     if ends and story.violation is None:
         signature = str(header.signature)
@@ -109,4 +76,4 @@ def _drawn(file: Path, trace: Trace, name: str, lane: str | None, fault: str | N
         story = ended_in(story, ops[-1], kind(header.why or "the process ended"), signature)
     verdict = verdict_of(story)
     sentence = "no violation" if verdict is None else f"{verdict.name}: {verdict.sentence}"
-    return page_of(story, lane=lane, fault=fault, why=header.why), printable(sentence)
+    return page_of(story, lane=chosen.lane, fault=chosen.fault, why=header.why), printable(sentence)

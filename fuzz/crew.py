@@ -62,6 +62,7 @@ class WorkerState:
     unusable: str | None = None
     broken: str | None = None
     disk_full: bool = False
+    killed: bool = False  # by SIGKILL, and not by the crew
     exit_status: int | None = None
 
 
@@ -274,6 +275,7 @@ class _Crew:
         settled = state.ended or state.unusable or state.broken or state.trouble
         if not settled and member.stopped_at is None:
             state.trouble = f"died: {_ending(state.exit_status)}"
+            state.killed = state.exit_status == -signal.SIGKILL
         if state.trouble or state.broken or (state.violates and not state.failure):
             logs = Path(state.order.logs or state.order.out)
             state.last_trace = keep_last_trace(logs, state.order.name)

@@ -8,13 +8,12 @@ Left out are whole laws, 1 to 12, and the COMPARISON with the model.
 from collections.abc import Sequence
 
 from kvlockstep.fuzz.config import CacheConfig
-from kvlockstep.fuzz.describe import signature_of
-from kvlockstep.fuzz.lockstep import COMPARISON, Lockstep
-from kvlockstep.fuzz.ops import Op, kind_of
+from kvlockstep.fuzz.describe import describe_op
+from kvlockstep.fuzz.lockstep import COMPARISON, Lockstep, Outcome
+from kvlockstep.fuzz.ops import Op
 from kvlockstep.fuzz.registry import Factory
-from kvlockstep.fuzz.story import Step, Story, tell
+from kvlockstep.fuzz.story import CannotRun, Story, follow, tell
 from kvlockstep.fuzz.targets.base import Target
-from kvlockstep.fuzz.targets.reference import snapshot_of
 from kvlockstep.invariants import Observation, Violation
 from kvlockstep.invariants.checks import CHECKS, run_every_check
 
@@ -25,7 +24,7 @@ class Lenient(Lockstep):
     """A lockstep that leaves out any number of laws, and can pass over operations that are known to hold.
 
     Without the comparison the model still has to follow the target. At the first operation where it cannot, the
-    lockstep is ``lost``, and runs nothing any more.
+    lockstep has ``stopped``. An operation that cannot be run at all, on what is broken by then, raises CannotRun.
     """
 
     def __init__(self, config: CacheConfig, target: Target, without: frozenset[int] = frozenset()) -> None:
@@ -33,10 +32,15 @@ class Lenient(Lockstep):
         self._left_out = without
         self._looks = True
 
-    @property
-    def lost(self) -> bool:
-        """Whether the model could not follow the target."""
-        return self._lost
+    def run(self, op: Op) -> Outcome:
+        try:
+            return super().run(op)
+        except Violation:
+            raise
+        except Exception as error:
+            if not self._left_out:
+                raise
+            raise CannotRun(f"{describe_op(op)} cannot be run: {type(error).__name__}: {error}") from error
 
     def run_unchecked(self, ops: Sequence[Op]) -> None:
         """Run operations of which all is known to hold, without a look at them."""
@@ -57,25 +61,5 @@ class Lenient(Lockstep):
 
 
 def tell_without(config: CacheConfig, ops: Sequence[Op], factory: Factory, without: frozenset[int]) -> Story:
-    """Tell a trace as `tell` does, with these laws left out.
-
-    It ends, too, where the model is lost, and before an operation that cannot be run on what is broken by then.
-    """
-    if not without:
-        return tell(config, ops, factory)
-    lockstep = Lenient(config, factory(config), without)
-    first, steps = lockstep.now, list[Step]()
-    violation = signature = None
-    for index, op in enumerate(ops):
-        before, outcome, lockstep.seen = lockstep.now, None, None
-        try:
-            outcome = lockstep.run(op)
-        except Violation as broken:
-            violation, signature = broken, signature_of(broken, kind_of(op))
-        except Exception:
-            break
-        model = snapshot_of(lockstep.model)
-        steps.append(Step(index, op, outcome, before, lockstep.now, model, lockstep.seen))
-        if violation is not None or lockstep.lost:
-            break
-    return Story(config, lockstep.target.name, first, tuple(steps), violation, signature)
+    """Tell a trace as `tell` does, with these laws left out. Raises TargetUnusable."""
+    return follow(Lenient(config, factory(config), without), ops) if without else tell(config, ops, factory)

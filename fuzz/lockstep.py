@@ -115,7 +115,7 @@ class Lockstep:
         self._expected = "done"  # what the model says of the operation at hand
         self._digest = hashlib.blake2b(digest_size=16) if digest else None
         self._without = without
-        self._lost = False  # the model cannot follow any more
+        self.stopped: str | None = None  # why nothing is run any more
         self._findings: Findings | None = None  # of the step at which everything is to be found
 
     def digest(self) -> str:
@@ -168,7 +168,7 @@ class Lockstep:
         return f" lane={lane}" if lane else ""
 
     def _run(self, op: Op) -> Outcome:
-        if self._lost:
+        if self.stopped is not None:
             return Outcome(None)
         kind = kind_of(op)
         arguments = model_arguments(op)
@@ -229,7 +229,7 @@ class Lockstep:
         except Divergence:
             if self._without != COMPARISON:
                 raise
-            self._lost = True
+            self.stopped = "the model is lost"
             return Outcome(seen.refused, value)
         if self._without != COMPARISON:
             self._compare_values(kind, model_value, value)

@@ -232,7 +232,7 @@ class Gate:
             functions[f"cases[{shard}]"] = partial(
                 self.run_cases,
                 name=f"pytest-cases-{index}",
-                seed=seed_of(asked.seed, shard, CASES, 0),
+                seed=seed_of(asked.seed, index, CASES, 0),
                 n_cases=asked.n_cases // asked.n_shards + (index <= asked.n_cases % asked.n_shards),
             )
         return functions
@@ -258,7 +258,7 @@ class Gate:
             return Lockstep(config, cast(Target, RepeatsWriteSlot(self.factory(config))))
 
         promised = self.probe.capabilities, page_sizes_of(self.probe), options_of(self.probe)
-        canary = look_for_canary(promised, start, seed_of(self.asked.seed, Shard(), CANARY, 0))
+        canary = look_for_canary(promised, start, seed_of(self.asked.seed, 1, CANARY, 0))
         item.tell({"canary": {"law": canary.law, "operations": canary.operations, "seconds": canary.seconds}})
         if not canary.caught:
             raise ItemFailed(
@@ -268,7 +268,7 @@ class Gate:
 
     def see_what_is_shown(self, item: Item) -> None:
         """Run a few cases, and fail if a law of the charter cannot be observed on the target."""
-        seed = seed_of(self.asked.seed, Shard(), SHOWN, 0)
+        seed = seed_of(self.asked.seed, 1, SHOWN, 0)
         worker = self.run_cases(item, "pytest-shown", seed, min(CASES_SHOWN, self.asked.n_cases))
         unobserved = worker.facts()["unobserved"]
         if unseen := self._unaccepted(WorkerState(worker.order, unobserved=unobserved)):

@@ -39,22 +39,35 @@ class Story:
     steps: tuple[Step, ...]
     violation: Violation | None
     signature: str | None
+    stopped: str | None = None  # why it ends before the trace does, if no law was broken
+
+
+class CannotRun(Exception):
+    """An operation cannot be run on what is broken by then; the text is half a sentence that says which, and why."""
 
 
 def tell(config: CacheConfig, ops: Sequence[Op], factory: Factory) -> Story:
     """Run ``ops`` from a fresh state until the first violation, if there is one. Raises TargetUnusable."""
-    lockstep = Lockstep(config, factory(config))
+    return follow(Lockstep(config, factory(config)), ops)
+
+
+def follow(lockstep: Lockstep, ops: Sequence[Op]) -> Story:
+    """Run ``ops`` on a fresh lockstep until the first violation, or until it stops."""
     first, steps = lockstep.now, list[Step]()
+    violation, stopped = None, None
     for index, op in enumerate(ops):
-        before, outcome, violation = lockstep.now, None, None
-        lockstep.seen = None
+        before, outcome, lockstep.seen = lockstep.now, None, None
         try:
             outcome = lockstep.run(op)
         except Violation as broken:
             violation = broken
+        except CannotRun as error:
+            stopped = str(error)
+            break
         model = snapshot_of(lockstep.model)
         steps.append(Step(index, op, outcome, before, lockstep.now, model, lockstep.seen))
-        if violation is not None:
-            signature = signature_of(violation, kind_of(op))
-            return Story(config, lockstep.target.name, first, tuple(steps), violation, signature)
-    return Story(config, lockstep.target.name, first, tuple(steps), None, None)
+        stopped = lockstep.stopped
+        if violation is not None or stopped is not None:
+            break
+    signature = signature_of(violation, kind_of(steps[-1].op)) if violation is not None else None
+    return Story(lockstep.config, lockstep.target.name, first, tuple(steps), violation, signature, stopped)

@@ -25,7 +25,7 @@ from hypothesis.errors import FlakyStrategyDefinition
 from psutil import Process
 
 from kvlockstep.fuzz.campaign.corpus import Notes
-from kvlockstep.fuzz.campaign.seeds import Shard, seed_of
+from kvlockstep.fuzz.campaign.seeds import seed_of
 from kvlockstep.fuzz.canary import RepeatsWriteSlot, look_for_canary
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.describe import as_sentence, signature_of
@@ -335,7 +335,7 @@ class Worker:
                 return
             self._unit, self._cases_of_unit = unit, 0
             self.search = Search() if self.order.learn else None
-            seed = seed_of(plan.base, Shard(plan.shard, plan.shard), plan.slot, unit)
+            seed = seed_of(plan.base, plan.shard, plan.slot, unit)
             for batch in range(BATCHES_IN_UNIT):
                 if self._is_over():
                     return

@@ -1,4 +1,6 @@
-"""Honest observations, one of each kind, for the tests of the laws: built by hand, and seen on real caches.
+"""What several files of tests share: honest observations, a command run in this process, a target that slips.
+
+There is an observation of each kind, for the tests of the laws: built by hand, and seen on real caches.
 
 Hand-built and driven observations tell the same story with pages of 2: a tree of four edges, ``r1``
 running, ``r2`` in flight, ``r3`` just admitted, two of them sharing a prefix, one edge of another
@@ -8,6 +10,7 @@ namespace. A test edits a copy and names the violation that must follow.
 import copy
 import importlib
 import pickle
+import sys
 import zlib
 from collections.abc import Callable, Sequence
 from typing import ClassVar
@@ -311,3 +314,49 @@ def hand_built(told: Callable[[str], Observations]) -> Observations:
 def recount_fixture() -> Callable[[Snapshot], None]:
     """Make every claim of a snapshot agree with its free list, edges and anchors."""
     return recount
+
+
+@pytest.fixture
+def command(monkeypatch, capfd):
+    """Run a command in this process, with an output as wide as a file; return its exit code and what it printed."""
+    from kvlockstep.fuzz import cli
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["kvlockstep", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        out, err = capfd.readouterr()
+        assert "Traceback" not in err
+        return stopped.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def slips():
+    """Source of a module with a target that fails in two ways."""
+    return '''import time
+from kvlockstep.fuzz.targets.reference import ReferenceTarget
+
+class Slips(ReferenceTarget):
+    """Fails in two ways that have a cause each. Takes its time, so that a shard outlasts its first push."""
+    evictions = retractions = 0
+
+    def match(self, *arguments):
+        time.sleep(0.004)
+        return super().match(*arguments)
+
+    def evict(self, *arguments):
+        self.evictions += 1
+        if self.evictions == 3:
+            raise KeyError("third eviction")
+        return super().evict(*arguments)
+
+    def retract(self, *arguments):
+        self.retractions += 1
+        if self.retractions == 2:
+            raise IndexError("second retraction")
+        return super().retract(*arguments)
+'''

@@ -1,10 +1,7 @@
 """``blame``: lives of things in hand-made traces, and the cause of violations whose damage was done earlier."""
 
-import sys
-
 import pytest
 
-from kvlockstep.fuzz import cli
 from kvlockstep.fuzz.blame import _sets_to_leave_out, hidden_cause, seen_cause, thing_named, things_of
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.lenient import tell_without
@@ -318,21 +315,6 @@ def test_immediate_damage_is_not_blamed_on_what_went_before():
 
     assert seen_cause(lives) is None
     assert hidden_cause(lives, FreesPartialPageTwice) is None
-
-
-@pytest.fixture
-def command(monkeypatch, capfd):
-    """Run a command in this process; return its exit code and what it printed."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["kvlockstep", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        out, err = capfd.readouterr()
-        assert "Traceback" not in err
-        return stopped.value.code, out, err
-
-    return run
 
 
 @pytest.fixture

@@ -464,7 +464,7 @@ def test_first_comes_the_shortest_failure_that_replays(folder):
 
     said = first_in(folder)
 
-    assert (said.kind, said.verdict) == (advice.VIOLATION, "Violation: 2 failures that replay.")
+    assert (said.kind, said.verdict) == (advice.VIOLATION, "Violation: 2 causes of failure.")
     assert said.sentence == f"Replay {SIGNATURE} on gpu_impl: law 1, PageOwnedTwice, in 5 operations."
     assert said.line == f"kvlockstep replay night/failures/{SIGNATURE}/trace.jsonl"
 
@@ -764,7 +764,7 @@ def test_command_writes_the_page_into_the_folder_and_says_what_to_do(folder, com
     assert out.splitlines() == [
         "night/report.html",
         "party 1 ended, exit code 0",
-        "Violation: a failure that replays.",
+        "Violation: 1 cause of failure.",
         f"to do first: Replay {SIGNATURE} on gpu_impl: law 1, PageOwnedTwice, in 6 operations.",
         f"  kvlockstep replay night/failures/{SIGNATURE}/trace.jsonl",
     ]

@@ -13,35 +13,10 @@ from kvlockstep.fuzz.campaign.record import read_record
 CLEAN, VIOLATION, USAGE, CRASHED = 0, 1, 2, 11
 UNITS = 10
 
-TARGETS = '''
-import time
-from kvlockstep.fuzz.targets.reference import ReferenceTarget
-
-class Slips(ReferenceTarget):
-    """Fails in two ways that have a cause each. Takes its time, so that a shard outlasts its first push."""
-    evictions = retractions = 0
-
-    def match(self, *arguments):
-        time.sleep(0.004)
-        return super().match(*arguments)
-
-    def evict(self, *arguments):
-        self.evictions += 1
-        if self.evictions == 3:
-            raise KeyError("third eviction")
-        return super().evict(*arguments)
-
-    def retract(self, *arguments):
-        self.retractions += 1
-        if self.retractions == 2:
-            raise IndexError("second retraction")
-        return super().retract(*arguments)
-'''
-
 
 @pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "mine.py").write_text(TARGETS)
+def folder(tmp_path, slips):
+    (tmp_path / "mine.py").write_text(slips)
     return tmp_path
 
 

@@ -9,7 +9,7 @@ SLURM = {"SLURM_ARRAY_TASK_ID": "12", "SLURM_ARRAY_TASK_MIN": "10", "SLURM_ARRAY
 
 def test_seeds_differ_in_base_shard_worker_and_unit_and_are_the_same_in_any_process():
     seeds = [
-        seed_of(base, Shard(shard, 9), worker, unit)
+        seed_of(base, shard, worker, unit)
         for base in ("a", "b")
         for shard in (1, 2)
         for worker in (0, 1)
@@ -18,7 +18,7 @@ def test_seeds_differ_in_base_shard_worker_and_unit_and_are_the_same_in_any_proc
 
     assert len(set(seeds)) == len(seeds)
     assert max(seeds) < 1 << SEED_BITS
-    assert seed_of("a", Shard(1, 1), 0, 0) == 3631516506449
+    assert seed_of("a", 1, 0, 0) == 3631516506449
 
 
 @pytest.mark.parametrize(

@@ -39,21 +39,6 @@ LEAK = failing_signature(HEADER.config, OPS, LeaksOnAbort)[0] or ""
 
 
 @pytest.fixture
-def command(monkeypatch, capfd):
-    """Run a command in this process; return its exit code and what it printed."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["kvlockstep", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        out, err = capfd.readouterr()
-        assert "Traceback" not in err
-        return stopped.value.code, out, err
-
-    return run
-
-
-@pytest.fixture
 def stored(tmp_path):
     def write(header=HEADER, ops=OPS, name="t.jsonl"):
         path = tmp_path / name

@@ -207,10 +207,10 @@ def test_earlier_junit_file_stays_whole_when_the_new_one_cannot_be_written(tmp_p
     write_junit(tmp_path / "gate.xml", Verdict(CLEAN, ["clean"]))
     before = (tmp_path / "gate.xml").read_bytes()
 
-    def full(self, text, **how):
+    def full(self, target):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(OSError, match="No space left"):
         write_junit(tmp_path / "gate.xml", Verdict(USAGE, ["why"]))
 

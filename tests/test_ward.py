@@ -17,7 +17,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvlockstep.fuzz import cli
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.minimize import Minimizer
 from kvlockstep.fuzz.ops import Abort, Alloc, AllocItem, Checkpoint, Commit, Match, Peek, Submit
@@ -130,21 +129,6 @@ def ward():
     yield make
     for one in opened:
         one.close()
-
-
-@pytest.fixture
-def command(monkeypatch, capfd):
-    """Run a command in this process; return its exit code and what it printed."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["kvlockstep", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        out, err = capfd.readouterr()
-        assert "Traceback" not in err
-        return stopped.value.code, out, err
-
-    return run
 
 
 def store(path, name, signature, ops=OPS):

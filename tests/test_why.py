@@ -1,12 +1,10 @@
 """``why``: the operation from which on a failure was bound to come, its chart, its budget, and what it refuses."""
 
 import json
-import sys
 from itertools import count
 
 import pytest
 
-from kvlockstep.fuzz import cli
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.lenient import tell_without
 from kvlockstep.fuzz.lockstep import COMPARISON
@@ -145,26 +143,6 @@ def points_of(*failed):
 )
 def test_turn_is_where_the_share_jumps_most(failed, turn):
     assert _turn(points_of(*failed))[0] == turn
-
-
-@pytest.fixture
-def command(monkeypatch, capfd):
-    """Run a command in this process; return its exit code and what it printed."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["kvlockstep", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        out, err = capfd.readouterr()
-        assert "Traceback" not in err
-        return stopped.value.code, out, err
-
-    return run
-
-
-@pytest.fixture(autouse=True)
-def width_of_a_file(monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvlockstep.fuzz.campaign.ending import number_of_causes
 from kvlockstep.fuzz.campaign.folder import Cause, Settings
 from kvlockstep.fuzz.campaign.record import Record
 from kvlockstep.fuzz.exits import CLEAN
@@ -124,11 +125,10 @@ def _broken_law(record: Record) -> Advice | None:
     if not causes:
         return None
     cause = causes[0]
-    count = "a failure that replays" if len(causes) == 1 else f"{len(causes)} failures that replay"
     length = f"{cause.minimized_len} operation" + ("s" if cause.minimized_len != 1 else "")
     return Advice(
         VIOLATION,
-        f"Violation: {count}.",
+        f"Violation: {number_of_causes(causes)}.",
         f"Replay {cause.signature} on {_place(cause)}: {law_of(cause)}, in {length}.",
         line_for(record, cause) or _look(record),
     )

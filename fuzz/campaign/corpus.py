@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlockstep.fuzz.config import CacheConfig
+from kvlockstep.fuzz.files import replace_file
 from kvlockstep.fuzz.ops import Op
 from kvlockstep.fuzz.states import StateClass, Transition
 from kvlockstep.fuzz.trace import Header, encode_header, encode_op
@@ -142,9 +143,7 @@ class Corpus:
         self.folder.mkdir(parents=True, exist_ok=True)
         for name, entry in kept.items():
             if not (self.folder / name).exists():
-                draft = self.folder / f".{name}.new"
-                draft.write_text(entry.text, encoding="utf-8")
-                draft.replace(self.folder / name)
+                replace_file(self.folder / name, entry.text)
         for name in self._entries.keys() - kept.keys():
             (self.folder / name).unlink(missing_ok=True)
         self._entries = kept

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kvlockstep.fuzz.campaign.seeds import Shard
+from kvlockstep.fuzz.files import replace_file
 from kvlockstep.fuzz.trace import Header, read_trace
 
 FORMAT = 1
@@ -164,7 +165,7 @@ class Party:
 
     def save(self) -> None:
         """Replace the file with the progress. Raises OSError, and the old one is then untouched."""
-        _replace(self.folder / "progress.json", {"kvlockstep_progress": FORMAT, **asdict(self.progress)})
+        _write(self.folder / "progress.json", {"kvlockstep_progress": FORMAT, **asdict(self.progress)})
 
     def __enter__(self) -> Self:
         return self
@@ -200,7 +201,7 @@ def join(campaign: Path, settings: Settings, *, resume: bool, same_base: bool = 
             continue
         lock = _lock(campaign, number)
         assert lock is not None, "a folder that was made here is nobody else's"
-        _replace(
+        _write(
             _folder_of(campaign, number) / "party.json",
             {"kvlockstep_party": FORMAT, **asdict(settings)},
         )
@@ -325,22 +326,12 @@ def _cut_half_line(path: Path) -> None:
         file.truncate(text.rfind(b"\n") + 1)
 
 
-def _replace(path: Path, data: dict[str, Any]) -> None:
-    """Write a file whole or not at all."""
-    draft = path.with_name(f".{path.name}.new")
-    try:
-        with draft.open("w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+def _write(path: Path, data: dict[str, Any]) -> None:
+    replace_file(path, json.dumps(data, indent=1), synced=True)
 
 
 def _read(path: Path, mark: str) -> dict[str, Any] | None:
-    """Read a file that `_replace` wrote; None if there is none. Raises FolderUnusable, and what `_as_written` takes."""
+    """Read a file that `_write` wrote; None if there is none. Raises FolderUnusable, and what `_as_written` takes."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -32,6 +32,7 @@ from uuid import uuid4
 from kvlockstep.fuzz.campaign.folder import FolderUnusable, Party, Settings, corpus_of
 from kvlockstep.fuzz.campaign.record import PartyRecord, read_record
 from kvlockstep.fuzz.failures import store_failure
+from kvlockstep.fuzz.files import replace_file
 from kvlockstep.fuzz.trace import Header, TraceError, decode_header, decode_op, read_trace
 
 VERSION = 1
@@ -398,9 +399,7 @@ class Link:
                 self._done[f"{target} {name}"] = True
                 if not (folder / name).exists():
                     folder.mkdir(parents=True, exist_ok=True)
-                    draft = folder / f".{name}.new"
-                    draft.write_bytes(data)
-                    draft.replace(folder / name)
+                    replace_file(folder / name, data)
 
     def _pull_progress(self) -> str | None:
         mine = self.party.progress

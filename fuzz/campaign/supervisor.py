@@ -5,8 +5,8 @@ is replaced. One that died (killed, hung, grown too large, left without a word) 
 runs its last trace in processes of their own (``postmortem.py``); if it dies there too, that is a failure like any
 other, and the worker goes on behind the unit it happened in; else the unit is done once more.
 
-Failures with the same signature on the same target are one cause, of which the shortest trace is kept. Whether one
-replays in a fresh process is tried while the workers go on.
+Of the failures with one signature on one target, a form of their cause, the shortest trace is kept. Whether it replays
+in a fresh process is tried while the workers go on.
 """
 
 import json
@@ -87,7 +87,7 @@ class Place:
     unit: int = 0
     died_in_unit: int = 0
     died_at_once: int = 0
-    last_death: str = ""
+    last_death: "Death | None" = None
     met_again: str | None = None  # by its post-mortem
     state: WorkerState | None = None  # of the process at work
     rate: float = 0.0  # operations done a second, lately
@@ -109,6 +109,14 @@ class Place:
         if seconds > before_seconds:
             self.rate = (done - before_done) / (seconds - before_seconds)
             self._counted = seconds, done
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a worker died, who does not do so again."""
+
+    text: str
+    from_outside: bool  # killed by SIGKILL, which no target sends itself
 
 
 @dataclass(slots=True)
@@ -158,7 +166,7 @@ class Supervisor:
         self.sync = sync
         self.full: str | None = None  # what could not be written
         self.unusable: list[str] = []
-        self.unexplained: list[str] = []  # how workers died that did not die so again
+        self.unexplained: list[Death] = []
         load = max(1.0, len(places) / n_cores())
         self._witnesses = Witnesses((START_S + bounds.hang_seconds) * load)
         self._statistics: dict[int, Statistics] = {}  # of ended processes, by lane of the progress
@@ -278,7 +286,7 @@ class Supervisor:
         if not self.settings.faults:
             return None
         start = place.unit // self._units_in_a_row
-        drawn = seed_of(f"{self.settings.base} fault", self.settings.shard, place.index, start)
+        drawn = seed_of(f"{self.settings.base} fault", self.settings.shard.index, place.index, start)
         return self.settings.faults[drawn % len(self.settings.faults)]
 
     def _known_on(self, place: Place, fault: str | None) -> tuple[str, ...]:
@@ -354,9 +362,9 @@ class Supervisor:
             self.told(f"worker {place.name} is given up: it died {MANY_DEATHS} times before its first operation")
             return None
         place.died_in_unit += 1
-        place.last_death = how
+        place.last_death = Death(f"worker {place.name} {how}", state.killed)
         if trace is None:
-            self.unexplained.append(f"worker {place.name} {how}")
+            self.unexplained.append(place.last_death)
             return self._go_on(place)
         return self._postmortem(place, trace, state.order.fault)
 
@@ -393,14 +401,15 @@ class Supervisor:
             verdict = f"could not be held: {state.trouble or state.broken}"
         self._note("postmortem", worker=place.name, verdict=verdict)
         self.told(f"post-mortem of worker {place.name}: {verdict}")
-        if explained is None and place.last_death:
-            self.unexplained.append(f"worker {place.name} {place.last_death}; {verdict}")
+        if explained is None and place.last_death is not None:
+            death = place.last_death
+            self.unexplained.append(Death(f"{death.text}; {verdict}", death.from_outside))
         if place.died_in_unit > 1 or (explained is not None and self._ends_unit(place, explained)):
             self._next_unit(place, place.unit + 1)
 
     def _ends_unit(self, place: Place, signature: str) -> bool:
         """Tell whether the work goes on behind the unit in which a post-mortem found this, and it is counted now."""
-        return place.last_death != "" or signature.partition(".")[0] in _DEATHS
+        return place.last_death is not None or signature.partition(".")[0] in _DEATHS
 
     def _next_unit(self, place: Place, unit: int) -> None:
         place.unit, place.died_in_unit = unit, 0

@@ -17,6 +17,7 @@ from kvlockstep.fuzz.campaign.folder import Cause, Progress, Settings
 from kvlockstep.fuzz.campaign.supervisor import StoredRun
 from kvlockstep.fuzz.exits import BROKEN, CLEAN, CRASHED, INTERRUPTED, UNKNOWN, USAGE, VIOLATION
 from kvlockstep.fuzz.failures import replay_line
+from kvlockstep.fuzz.files import replace_file
 from kvlockstep.fuzz.verdict import Verdict
 
 WORDS = {
@@ -99,13 +100,7 @@ def _write(path: Path, text: str) -> None:
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
         return
-    draft = path.with_name(f".{path.name}.new")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
+    replace_file(path, text)
 
 
 def _tests(result: Result) -> Iterator[Test]:
