@@ -39,7 +39,7 @@ class DeviceState:
         """Write the rows of a planned batch and return its write set, int32."""
         return self._kernels.apply_plan(
             self.row_table,
-            self._upload(plan.buffer()),
+            self.upload(plan.buffer()),
             plan.n_runs,
             plan.n_row_positions,
             plan.n_positions,
@@ -48,7 +48,7 @@ class DeviceState:
 
     def rewrite_row(self, row: int, start: int, pages: "array[int]") -> None:
         """Name the slots of ``pages`` in ``row``, from position ``start`` on."""
-        self._kernels.rewrite_row(self.row_table, row, start, self._upload(pages), self._page_size)
+        self._kernels.rewrite_row(self.row_table, row, start, self.upload(pages), self._page_size)
 
     def write_kv(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Write ``k`` and ``v`` [layers, n, kv_heads, head_dim] to ``slots`` [n], int32, bit for bit."""
@@ -69,7 +69,7 @@ class DeviceState:
         """See the elements of each slot as integer words: [..., kv_heads, head_dim] as [..., words]."""
         return kv.contiguous().flatten(-2).view(self._word)
 
-    def _upload(self, numbers: "array[int]") -> Tensor:
+    def upload(self, numbers: "array[int]") -> Tensor:
         """Bring a buffer to the device without waiting for it."""
         tensor = torch.frombuffer(numbers, dtype=torch.int32)
         if self.device.type == "cpu":
