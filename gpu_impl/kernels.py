@@ -39,10 +39,14 @@ class Kernels(NamedTuple):
     gather_kv: Callable[[Tensor, Tensor, int, int], tuple[Tensor, Tensor]]
 
 
+FEWEST_PROGRAMS = 1
+"""Programs that a launch has at least, if it has as many elements. Several show how they get along with each other."""
+
+
 def _block_of(n: int, tensor: Tensor) -> int:
     """Choose the elements of one program: few on a GPU; on the CPU, interpreted, each program costs milliseconds."""
     limit = 1024 if tensor.is_cuda else 16384
-    return min(limit, int(triton.next_power_of_2(n)))
+    return min(limit, int(triton.next_power_of_2(triton.cdiv(n, FEWEST_PROGRAMS))))
 
 
 # Apply a planned batch
