@@ -5,10 +5,9 @@ from pathlib import Path
 
 import click
 
-from kvlockstep.fuzz.cli_trace import choose
+from kvlockstep.fuzz.cli_trace import Chosen, choose
 from kvlockstep.fuzz.exits import USAGE, Stop, make_console, usable
 from kvlockstep.fuzz.registry import Factory
-from kvlockstep.fuzz.trace import Trace
 from kvlockstep.fuzz.trace_bounds import LANES
 from kvlockstep.fuzz.ward import is_of_ward
 
@@ -51,13 +50,13 @@ def _read_laws(context: click.Context, param: click.Parameter, words: tuple[str,
     return frozenset(laws[word] for word in words)
 
 
-def open_trace(file: Path, target: str | None, lane: str | None, fault: str | None) -> tuple[Trace, Factory, str]:
+def open_trace(file: Path, target: str | None, lane: str | None, fault: str | None) -> tuple[Chosen, Factory]:
     """Read a trace, fix the lane of this process, and find the target to run it on. Raises Stop."""
     chosen = choose(file, target, lane, fault)
     if is_of_ward(chosen.trace.header.signature):
         ends = f"ends its process ({chosen.trace.header.signature})"
         raise Stop(f"{file}: {ends}, which only kvlockstep replay takes care of", USAGE)
-    return chosen.trace, chosen.factory(), chosen.target
+    return chosen, chosen.factory()
 
 
 @click.command(epilog=EXIT_CODES)
@@ -88,7 +87,8 @@ def blame(
     asked = {kind: value for kind, value in given.items() if value is not None}
     if len(asked) > 1:
         raise Stop(f"{' and '.join(f'--{kind}' for kind in asked)}: expected one of them", USAGE)
-    trace, factory, _ = open_trace(file, target, lane, fault)
+    chosen, factory = open_trace(file, target, lane, fault)
+    trace = chosen.trace
     from kvlockstep.fuzz.blame import (
         NothingThere,
         cause_lines,

@@ -7,6 +7,7 @@ import click
 from kvlockstep.fuzz.cli_trace import Chosen, choose
 from kvlockstep.fuzz.exits import USAGE, Stop, make_console, usable, writing
 from kvlockstep.fuzz.files import replace_file
+from kvlockstep.fuzz.trace import Trace
 from kvlockstep.fuzz.trace_bounds import LANES
 
 EXIT_CODES = (
@@ -54,18 +55,25 @@ def page_path(file: Path) -> Path:
     return file.with_name(file.name.removesuffix(".gz").removesuffix(".jsonl") + ".html")
 
 
+def check_page(file: Path, trace: Trace) -> None:
+    """Refuse a trace that no page can hold, before it is run. Raises Stop."""
+    from kvlockstep.fuzz.show.page import TooLarge, check_size
+
+    try:
+        check_size(trace.header.config, len(trace.ops))
+    except TooLarge as error:
+        raise Stop(f"{file}: {error}", USAGE) from error
+
+
 def _drawn(chosen: Chosen) -> tuple[str, str]:
     """Run the trace, and return its page and what went wrong in one sentence."""
     from kvlockstep.fuzz.campaign.page import printable
-    from kvlockstep.fuzz.show.page import TooLarge, check_size, ended_in, page_of, verdict_of
+    from kvlockstep.fuzz.show.page import ended_in, page_of, verdict_of
     from kvlockstep.fuzz.story import tell
     from kvlockstep.fuzz.ward import KINDS, is_of_ward
 
     header, ops = chosen.trace.header, chosen.trace.ops
-    try:
-        check_size(header.config, len(ops))
-    except TooLarge as error:
-        raise Stop(f"{chosen.file}: {error}", USAGE) from error
+    check_page(chosen.file, chosen.trace)
     ends = is_of_ward(header.signature) and bool(ops)
     factory = chosen.factory()
     with usable():

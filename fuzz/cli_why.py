@@ -6,7 +6,9 @@ from pathlib import Path
 import click
 
 from kvlockstep.fuzz.cli_blame import open_trace, trace_options
+from kvlockstep.fuzz.cli_show import check_page
 from kvlockstep.fuzz.exits import USAGE, Seconds, Stop, make_console, usable, writing
+from kvlockstep.fuzz.files import replace_file
 
 EXIT_CODES = (
     "Exit codes: 0 it was told; 2 wrong usage, unreadable input, or a trace that does not fail; "
@@ -18,6 +20,9 @@ EXIT_CODES = (
 @trace_options
 @click.option("--continuations", default=20, show_default=True, type=click.IntRange(1, 10_000), help="From each point.")
 @click.option("--seconds", default=30.0, show_default=True, type=Seconds(), help="At most; then fewer continuations.")
+@click.option(
+    "--html", default=None, type=click.Path(dir_okay=False, path_type=Path), help="Write it on the page of show."
+)
 @click.option("--json", "out", default=None, type=click.Path(dir_okay=False, path_type=Path), help="Write it as data.")
 def why(
     file: Path,
@@ -27,22 +32,28 @@ def why(
     without: frozenset[int],
     continuations: int,
     seconds: float,
+    html: Path | None,
     out: Path | None,
 ) -> None:
     """Tell from which operation of a failing trace on its failure was bound to come.
 
     After each operation the cache goes on in ways that the fuzzer draws, and the chart shows how many of these
     continuations break the same law. The same trace gives the same chart, unless time runs out, which is said.
+
+    --html writes the page that kvlockstep show makes, with the chart above its slider.
     """
-    trace, factory, name = open_trace(file, target, lane, fault)
+    chosen, factory = open_trace(file, target, lane, fault)
+    trace = chosen.trace
     from kvlockstep.fuzz.lenient import tell_without
     from kvlockstep.fuzz.why import chances
 
     config = trace.header.config
+    if html is not None:
+        check_page(file, trace)
     with usable():
         story = tell_without(config, trace.ops, factory, without)
         if story.violation is None:
-            raise Stop(f"{file}: does not fail on {name}, so there is nothing to explain", USAGE)
+            raise Stop(f"{file}: does not fail on {chosen.target}, so there is nothing to explain", USAGE)
         found = chances(
             config,
             trace.ops[: len(story.steps)],
@@ -56,6 +67,12 @@ def why(
         data = {"signature": story.signature, "target": story.target, **found.to_json()}
         with writing(f"--json {out}"):
             out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    if html is not None:
+        from kvlockstep.fuzz.show.page import page_of
+
+        page = page_of(story, lane=chosen.lane, fault=chosen.fault, why=trace.header.why, chances=found)
+        with writing(f"--html {html}"):
+            replace_file(html, page)
     console = make_console()
     console.print(f"{story.signature}: of {continuations} continuations from each point, so many end in {found.law}")
     for line in (*found.chart(), *found.sentences()):

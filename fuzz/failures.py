@@ -6,6 +6,9 @@ second failure with the same signature, on the same target and with the same pla
 the trace in it is shorter and still fails: a trace of an earlier run may have been repaired since, and would hide that
 the cause is still there. A failure of another target or fault gets a folder with a number.
 
+``page.html``, the picture of ``trace.jsonl``, is put in afterwards, and with it what the failure means into
+``verdict.txt``, so that no failure is lost in the drawing of it.
+
 The trace that a worker died on is kept beside the folders.
 """
 
@@ -22,15 +25,30 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
 
+from kvlockstep.fuzz.files import replace_file
 from kvlockstep.fuzz.registry import BUILT_IN
 from kvlockstep.fuzz.trace import Header, Trace, TraceError, TraceReader, read_trace, write_trace
+
+TRACE, VERDICT, PAGE = "trace.jsonl", "verdict.txt", "page.html"
+
+MEANING, BEFORE_LINE = "\n  meaning   ", "\n  replay    "
+"""What goes before the last lines of a verdict."""
 
 
 def replay_line(trace_path: Path, target: str) -> str:
     """Return the one line to paste that replays a stored trace; it names a target that a file may not import."""
+    return _line("replay", trace_path, target)
+
+
+def show_line(trace_path: Path, target: str) -> str:
+    """Return the one line to paste that draws a stored trace."""
+    return _line("show", trace_path, target)
+
+
+def _line(command: str, trace_path: Path, target: str) -> str:
     relative = os.path.relpath(trace_path)
     named = "" if target in BUILT_IN else f" --target {shlex.quote(target)}"
-    return f"kvlockstep replay{named} {shlex.quote(relative if not relative.startswith('..') else str(trace_path))}"
+    return f"kvlockstep {command}{named} {shlex.quote(relative if not relative.startswith('..') else str(trace_path))}"
 
 
 def store_failure(out: Path, shortest: Trace, found: Trace, text: str, still_fails: Callable[[Trace], bool]) -> Path:
@@ -58,6 +76,26 @@ def store_failure(out: Path, shortest: Trace, found: Trace, text: str, still_fai
     return folder
 
 
+def add_picture(folder: Path, drawn: Trace, page: str, meaning: str) -> None:
+    """Put the picture of a trace into its folder, and what it means into its verdict, unless another trace is there.
+
+    Raises OSError and TraceError.
+    """
+    with _alone_in(folder.parent):
+        if read_trace(folder / TRACE) != drawn:
+            return
+        verdict = (folder / VERDICT).read_bytes().decode()
+        text, before_line, line = verdict.rpartition(BEFORE_LINE)
+        replace_file(folder / VERDICT, f"{text}{MEANING}{meaning}{before_line}{line}")
+        replace_file(folder / PAGE, page)
+
+
+def meaning_in(verdict: str) -> str | None:
+    """Return what a failure means, of the text of its verdict; None if it was not drawn."""
+    _, found, rest = verdict.rpartition(MEANING)
+    return rest.partition("\n")[0] if found else None
+
+
 @contextmanager
 def _alone_in(out: Path) -> Iterator[None]:
     """Keep the workers of all runs into one folder apart; sync what was renamed in it."""
@@ -78,7 +116,7 @@ def _folder_for(out: Path, header: Header) -> tuple[Path, Trace | None]:
         if not folder.exists():
             return folder, None
         try:
-            stored = read_trace(folder / "trace.jsonl")
+            stored = read_trace(folder / TRACE)
         except TraceError:
             if folder.is_dir():  # nobody can replay what is in it
                 return folder, None
@@ -91,17 +129,17 @@ def _folder_for(out: Path, header: Header) -> tuple[Path, Trace | None]:
 def header_of(folder: Path) -> Header | None:
     """Return what the shortest trace of a failure folder says of it; None if it is none, or cannot be read."""
     try:
-        with TraceReader(folder / "trace.jsonl") as reader:
+        with TraceReader(folder / TRACE) as reader:
             return reader.header
     except TraceError:
         return None
 
 
 def _fill(fresh: Path, folder: Path, shortest: Trace, found: Trace, text: str) -> None:
-    write_trace(fresh / "trace.jsonl", shortest)
+    write_trace(fresh / TRACE, shortest)
     write_trace(fresh / "original.jsonl", found)
-    line = replay_line(folder / "trace.jsonl", shortest.header.target)
-    _write_synced(fresh / "verdict.txt", f"{text}\n  replay    {line}\n")
+    line = replay_line(folder / TRACE, shortest.header.target)
+    _write_synced(fresh / VERDICT, f"{text}{BEFORE_LINE}{line}\n")
     _write_synced(fresh / "environment.json", json.dumps(environment(), indent=1, sort_keys=True) + "\n")
     script = fresh / "replay.sh"
     _write_synced(script, replay_script(shortest.header))
@@ -115,6 +153,8 @@ _SCRIPT = """\
 # Runs trace.jsonl from a fresh state: exit code 1 as long as it fails, 0 once it is fixed.
 # Run it where the target can be imported; more arguments are those of kvlockstep replay:
 #   ./replay.sh --lane interpret     ./replay.sh --fault none
+# As a picture, where page.html does not lie here:
+#   kvlockstep show --target {quoted} trace.jsonl
 here=$(CDPATH= cd "$(dirname "$0")" && pwd) || exit 2
 command -v kvlockstep >/dev/null || {{ echo "kvlockstep is not on the path: pip install kvlockstep" >&2; exit 2; }}
 exec kvlockstep replay --target {quoted} "$@" "$here/trace.jsonl"

@@ -29,7 +29,7 @@ from kvlockstep.fuzz.campaign.seeds import seed_of
 from kvlockstep.fuzz.canary import RepeatsWriteSlot, look_for_canary
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.describe import as_sentence, signature_of
-from kvlockstep.fuzz.failures import current_path, give_up_reserve, store_failure, traces_in
+from kvlockstep.fuzz.failures import PAGE, TRACE, add_picture, current_path, give_up_reserve, store_failure, traces_in
 from kvlockstep.fuzz.label_needs import LARGER_PAGES, hidden_from_labels
 from kvlockstep.fuzz.labels import Memory
 from kvlockstep.fuzz.lockstep import Lockstep, TargetRaised, Watcher
@@ -58,6 +58,9 @@ FACTS_S = 5.0
 
 ROOT_S = 20.0
 """So long is the root of a failure looked for, at most; mostly it takes less than one."""
+
+MOST_DRAWN = 100_000
+"""Operations times slots of a trace that is drawn where it is stored: half a second at most."""
 
 CASES_IN_BATCH = 20
 """Hypothesis draws so many cases from a seed."""
@@ -118,6 +121,7 @@ class Order:
     plan: Plan | None = None
     stored: tuple["Stored", ...] = ()  # run before anything is drawn, outside of ``seconds``
     logs: str | None = None  # where the trace at hand is written; None: in ``out``
+    sanitize: int | None = None  # seed of the sanitizer that kernels run under
 
     @classmethod
     def from_json(cls, text: str) -> "Order":
@@ -182,7 +186,8 @@ class Worker:
         self._cases_of_unit = 0
 
     def _header(self, config: CacheConfig) -> Header:
-        return Header(config=config, why="", target=self.order.target, lane=self.lane, fault=self.order.fault)
+        order = self.order
+        return Header(config, "", None, None, order.target, self.lane, order.fault, order.sanitize)
 
     @property
     def elapsed(self) -> float:
@@ -443,6 +448,8 @@ class Worker:
         shortest = Trace(replace(header, config=minimizer.config, why=as_sentence(again.headline)), list(minimizer.ops))
         text = str(again)
         folder = self._store(shortest, found, text)
+        if not self._interrupted:
+            self._draw(folder)
         facts |= {"text": text, "law": law, "minimized_len": len(minimizer.ops), "ending": ending}
         if self.order.plan is not None:
             facts["root"] = self._root_of(minimizer, signature)
@@ -468,6 +475,30 @@ class Worker:
                 raise
             self.report("full", text=f"could not write {error.filename or out}: {error.strerror}")
             return store_failure(out, shortest, found, text, self._still_fails)
+
+    def _draw(self, folder: Path) -> None:
+        """Put the picture of a stored failure into its folder, if it has none and that takes no time to speak of.
+
+        Nothing that goes wrong in it is worth a failure, or the run: ``show`` makes the picture as well.
+        """
+        if (folder / PAGE).exists():
+            return
+        from kvlockstep.fuzz.campaign.page import printable
+        from kvlockstep.fuzz.show.page import page_of, verdict_of
+        from kvlockstep.fuzz.story import follow
+
+        try:
+            trace = read_trace(folder / TRACE)
+            header = trace.header
+            if len(trace.ops) * header.config.n_slots > MOST_DRAWN:
+                return
+            story = follow(Lockstep(header.config, self.factory(header.config), without=self.order.without), trace.ops)
+            verdict = verdict_of(story)
+            if verdict is not None and story.signature == header.signature:
+                page = page_of(story, lane=header.lane, fault=header.fault, why=header.why)
+                add_picture(folder, trace, page, printable(verdict.sentence))
+        except Exception as error:
+            sys.stderr.write(f"{folder}: has no {PAGE}: {type(error).__name__}: {error}\n")
 
     def _still_fails(self, stored: Trace) -> bool:
         """Run a trace of an earlier run or of another worker on this target, as it is now."""
@@ -536,7 +567,7 @@ def main(argument: str) -> int:
 def _follow(order: Order, report: Report) -> None:
     try:
         choose_lane(order.lane)
-        worker = Worker(order, factory_for(order.target, order.fault), report)
+        worker = Worker(order, factory_for(order.target, order.fault, order.sanitize), report)
         signal.signal(signal.SIGINT, lambda number, frame: worker.interrupt())
         report("ready", lane=worker.lane, capabilities=sorted(worker.capabilities))
         worker.fuzz()

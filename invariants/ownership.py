@@ -67,7 +67,7 @@ def every_page_exists(seen: Seen) -> None:
 
 
 def no_page_has_two_owners(seen: Seen) -> None:
-    """No page stands in two of free list, edges and tails, nor twice in one of them."""
+    """No page stands in two of free list, tree (edges) and requests (tails), nor twice in one of them."""
     for name, pool in seen.now.pools.items():
         if not _adds_up(seen, pool):
             owners = page_owners(seen.now, name)

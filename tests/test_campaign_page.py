@@ -243,6 +243,39 @@ def test_failure_links_to_its_files_from_where_the_page_lies(folder):
     assert page_in(folder, "../else/where.html").links == [f"../night/failures/Page%231%20%25.x/{n}" for n in names]
 
 
+def test_top_of_the_page_says_what_was_found_and_leads_to_its_picture(folder):
+    drawn, other_form = cause(minimized_len=5, root="R"), cause("PageOwnedTwice.release.tree", root="R")
+    plain = cause("PageLeaked.abort", fault="abort-keeps-tail", known=True)
+    add_party(folder, causes=[drawn, other_form, plain])
+    for one in (drawn, other_form, plain):
+        store(folder, one)
+    place = folder / "failures" / drawn.folder
+    (place / "page.html").write_text("<p>")
+    with (place / "verdict.txt").open("a") as file:
+        file.write("  meaning   Page 3 is <r1>'s too.\n  replay    kvlockstep replay x\n")
+
+    page = page_in(folder)
+    top = page.text.partition("To do first:")[0]
+
+    assert "What was found: Page 3 is <r1>'s too. law 1, PageOwnedTwice, on gpu_impl, in 5 operations. Picture" in top
+    assert "PageLeaked: page 3 has 2 owners, expected 1 law 1, PageLeaked, on gpu_impl with the planted fault " in top
+    assert top.count("PageOwnedTwice,") == 1
+    assert page.links[0] == "failures/PageOwnedTwice.checkpoint.tree%2Bfree/page.html"
+    assert page.links.count("failures/PageOwnedTwice.checkpoint.tree%2Bfree/page.html") == 2
+    assert page.text.count("kvlockstep show ") == 2
+    assert f"kvlockstep show night/failures/{plain.folder}/trace.jsonl" in page.text
+
+
+def test_of_many_causes_the_first_are_told_at_the_top(folder):
+    causes = [cause(f"PageLeaked.abort.{n}", folder="") for n in range(9)]
+    add_party(folder, causes=causes)
+
+    page = page_in(folder)
+
+    assert "4 more: see Failures ." in page.text.partition("To do first:")[0]
+    assert page.links == ["#failures"]
+
+
 @pytest.mark.parametrize("name", ["..", "../../secret", "", "a/b", "absent"])
 def test_failure_without_a_folder_of_its_own_links_nowhere(folder, name):
     add_party(folder, causes=[cause(folder=name)])

@@ -5,11 +5,23 @@ import threading
 
 import pytest
 
-from kvlockstep.fuzz import failures
+from kvlockstep.fuzz import failures, worker
 from kvlockstep.fuzz.config import CacheConfig
-from kvlockstep.fuzz.failures import keep_last_trace, replay_line, store_failure
+from kvlockstep.fuzz.failures import (
+    add_picture,
+    keep_last_trace,
+    meaning_in,
+    replay_line,
+    replay_script,
+    show_line,
+    store_failure,
+)
 from kvlockstep.fuzz.ops import Match, Reset
+from kvlockstep.fuzz.show import page as pages
+from kvlockstep.fuzz.story import tell
+from kvlockstep.fuzz.targets.wrong import LeaksOnAbort
 from kvlockstep.fuzz.trace import Header, Trace, TraceWriter, read_trace
+from kvlockstep.fuzz.worker import Order, Worker
 
 HEADER = Header(CacheConfig(), violates="PageLeaked", signature="PageLeaked.abort", target="gpu_impl", lane="torch")
 
@@ -43,6 +55,98 @@ def test_shorter_trace_of_one_cause_stays(tmp_path, lengths):
         "trace.jsonl",
         "verdict.txt",
     ]
+
+
+def test_picture_and_meaning_are_put_beside_the_trace_that_they_show(tmp_path):
+    folder = store(tmp_path, 3, "PageLeaked: page 1 is lost\r\n  step      2: match r2")
+    line = (folder / "verdict.txt").read_bytes().splitlines(keepends=True)[-1]
+    assert meaning_in((folder / "verdict.txt").read_text()) is None
+
+    add_picture(folder, failure(3), "<p>", "Page 1 belongs to nobody.")
+
+    verdict = (folder / "verdict.txt").read_bytes()
+    text = b"PageLeaked: page 1 is lost\r\n  step      2: match r2\n  meaning   Page 1 belongs to nobody.\n"
+    assert (folder / "page.html").read_text() == "<p>"
+    assert verdict == text + line
+    assert meaning_in(verdict.decode()) == "Page 1 belongs to nobody."
+    assert sorted(os.listdir(folder)) == [
+        "environment.json",
+        "original.jsonl",
+        "page.html",
+        "replay.sh",
+        "trace.jsonl",
+        "verdict.txt",
+    ]
+
+
+def test_picture_of_another_trace_is_not_put_in(tmp_path):
+    folder = store(tmp_path, 3)
+    before = (folder / "verdict.txt").read_bytes()
+    add_picture(folder, failure(4), "<p>", "Page 1 belongs to nobody.")
+
+    assert (folder / "verdict.txt").read_bytes() == before
+    assert not (folder / "page.html").exists()
+
+
+def test_picture_goes_with_the_trace_that_it_shows(tmp_path):
+    folder = store(tmp_path, 4)
+    add_picture(folder, failure(4), "<p>", "Page 1 belongs to nobody.")
+    store(tmp_path, 6)
+    assert (folder / "page.html").exists()
+    store(tmp_path, 3)
+
+    assert not (folder / "page.html").exists()
+    assert meaning_in((folder / "verdict.txt").read_text()) is None
+
+
+def found_by_worker(out):
+    """Let a worker find a leak; return the folder of it and what the worker reported."""
+    events = []
+    order = Order("kvlockstep.fuzz.targets.wrong:LeaksOnAbort", None, 60.0, 0, str(out), "w", canary=False)
+    Worker(order, LeaksOnAbort, lambda event, **facts: events.append(event)).fuzz()
+    (folder,) = [path for path in out.iterdir() if path.is_dir()]
+    return folder, events
+
+
+def test_worker_puts_the_picture_of_the_minimized_trace_into_the_folder(tmp_path, capsys):
+    folder, _ = found_by_worker(tmp_path)
+    trace = read_trace(folder / "trace.jsonl")
+    header = trace.header
+    story = tell(header.config, trace.ops, LeaksOnAbort)
+    picture = pages.page_of(story, lane=header.lane, fault=header.fault, why=header.why)
+
+    assert (folder / "page.html").read_text(encoding="utf-8") == picture
+    assert meaning_in((folder / "verdict.txt").read_text()) == pages.verdict_of(story).sentence
+    assert capsys.readouterr() == ("", "")
+
+
+def test_failure_is_not_lost_in_the_drawing_of_it(tmp_path, monkeypatch, capsys):
+    def broken(story, **facts):
+        raise RuntimeError("no paint")
+
+    monkeypatch.setattr(pages, "page_of", broken)
+    folder, events = found_by_worker(tmp_path)
+
+    assert events[-2:] == ["failure", "end"]
+    assert read_trace(folder / "trace.jsonl").header.violates == "PageLeaked"
+    assert not (folder / "page.html").exists()
+    assert capsys.readouterr().err == f"{folder}: has no page.html: RuntimeError: no paint\n"
+
+
+def test_trace_that_takes_long_to_draw_is_not_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "MOST_DRAWN", 1)
+    folder, events = found_by_worker(tmp_path)
+
+    assert "failure" in events
+    assert not (folder / "page.html").exists()
+
+
+def test_line_and_script_say_how_a_trace_is_drawn(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    assert show_line(tmp_path / "a b" / "t.jsonl", "gpu_impl") == "kvlockstep show 'a b/t.jsonl'"
+    assert show_line(tmp_path / "t.jsonl", "my:T") == "kvlockstep show --target my:T t.jsonl"
+    assert "#   kvlockstep show --target gpu_impl trace.jsonl\n" in replay_script(HEADER)
 
 
 @pytest.mark.parametrize(("still_fails", "kept"), [(True, 1), (False, 6)])

@@ -178,6 +178,7 @@ def test_target_that_raises_is_a_violation_with_a_line_that_replays_it(folder):
     assert (code, err) == (VIOLATION, "")
     assert failure.name == "TargetRaised.release.Odd"
     assert {path.name for path in failure.iterdir()} == {
+        "page.html",
         "trace.jsonl",
         "original.jsonl",
         "verdict.txt",

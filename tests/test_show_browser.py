@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from kvlockstep.fuzz.registry import factory_for
 from kvlockstep.fuzz.show.page import page_of, verdict_of
 from kvlockstep.fuzz.story import tell
 from kvlockstep.fuzz.trace import read_trace
+from kvlockstep.fuzz.why import Chances, Point
 from kvlockstep.invariants import FULL
+from kvlockstep.invariants.ownership import PageLeaked
 
 pytestmark = pytest.mark.needs("browser")
 
@@ -35,6 +38,16 @@ def regression(number):
     (path,) = REGRESSIONS.glob(f"{number:04}-*.jsonl")
     trace = read_trace(path)
     return tell(trace.header.config, trace.ops, factory_for(trace.header.target, trace.header.fault))
+
+
+def chances_of(story, turn, low=2, high=18):
+    """Make up a picture that jumps at one operation; the middle of three continuations at the start was not tried."""
+    n = len(story.steps)
+    counts = [(low, 20) if length - 1 < turn else (high, 20) for length in range(n)]
+    counts[1] = (0, 0)
+    points = [Point(length, *count) for length, count in enumerate([*counts, (20, 20)])]
+    law, ops = type(story.violation).__name__, tuple(f"operation {i}" for i in range(n))
+    return Chances(law, tuple(points), turn, low / 20, high / 20, 20, True, ops)
 
 
 def long_story():
@@ -66,10 +79,10 @@ def browser():
 class Opened:
     """A page in the browser, and all that it said and asked for."""
 
-    def __init__(self, browser, tmp_path, story, **options):
+    def __init__(self, browser, tmp_path, story, chances, **options):
         self.tmp_path = tmp_path
         file = tmp_path / "page.html"
-        file.write_text(page_of(story), encoding="utf-8")
+        file.write_text(page_of(story, chances=chances), encoding="utf-8")
         self.said, self.asked = [], []
         self.page = browser.new_page(viewport=LAPTOP, **options)
         self.page.on("console", lambda message: self.said.append(message.text))
@@ -107,8 +120,8 @@ class Opened:
 def opened(browser, tmp_path):
     pages = []
 
-    def open_page(story, **options):
-        pages.append(Opened(browser, tmp_path, story, **options))
+    def open_page(story, chances=None, **options):
+        pages.append(Opened(browser, tmp_path, story, chances, **options))
         return pages[-1]
 
     yield open_page
@@ -169,6 +182,18 @@ def test_slider_and_buttons_go_through_every_operation(opened):
     assert clicked == [0, 1, last, last - 1, last, 3]
 
 
+def test_wrong_operation_is_in_view_below_a_long_sentence(opened):
+    story = long_story()
+    violation = PageLeaked("page 3 is lost")
+    page = opened(replace(story, violation=violation, signature="PageLeaked.checkpoint"))
+    page.page.evaluate("document.querySelector('header .said').textContent = 'word '.repeat(90)")
+    page.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    last, head = (page.page.locator(where).bounding_box() for where in ("#ops .wrong", "header"))
+
+    assert head["height"] > 160
+    assert last["y"] + last["height"] <= LAPTOP["height"]
+
+
 def test_operation_before_the_wrong_one_shows_nothing_wrong(opened):
     page = opened(regression(6))
     page.press("ArrowLeft")
@@ -199,8 +224,10 @@ def test_colours_are_never_the_only_sign(opened):
     ]
 
 
-def test_page_can_be_read_aloud(opened):
-    page = opened(regression(6))
+@pytest.mark.parametrize("turn", [None, 5])
+def test_page_can_be_read_aloud(opened, turn):
+    story = regression(6)
+    page = opened(story, None if turn is None else chances_of(story, turn))
     levels = page.page.eval_on_selector_all("h1, h2, h3", "all => all.map(one => Number(one.tagName[1]))")
     tables = page.page.eval_on_selector_all(
         "table", "all => all.map(t => Boolean(t.caption && t.caption.textContent && t.querySelector('th[scope]')))"
@@ -213,6 +240,110 @@ def test_page_can_be_read_aloud(opened):
     assert all(tables)
     assert page.page.locator("[aria-live=polite]").count() == 1
     assert page.page.locator("label[for=slider]").count() == 1
+
+
+def test_bars_stand_above_the_slider_at_their_operations(opened):
+    story = regression(6)
+    chances = chances_of(story, turn=5)
+    page = opened(story, chances)
+    page.picture("chances")
+    slider = page.page.locator("#slider").bounding_box()
+    columns = page.page.locator("#chances .column")
+    places, heights, here = [], [], []
+    for step in range(len(story.steps)):
+        page.page.locator("#slider").fill(str(step))
+        column, bar = columns.nth(step).bounding_box(), columns.nth(step).locator(".share").bounding_box()
+        places.append(column["x"] + column["width"] / 2)
+        heights.append(bar["height"])
+        here.append(page.page.eval_on_selector_all("#chances .here", "all => all.map(one => one.dataset.step)"))
+        assert column["y"] + column["height"] <= slider["y"] + 2
+    thumb, last = 16, len(story.steps) - 1
+    at = [slider["x"] + thumb / 2 + step * (slider["width"] - thumb) / last for step in range(last + 1)]
+
+    assert places == pytest.approx(at, abs=1)
+    assert here == [[str(step)] for step in range(last + 1)]
+    assert heights[1:] == pytest.approx([(point.share or 0) * heights[-1] for point in chances.points[2:]], abs=1)
+    assert page.page.locator("#chances .untried").count() == 1
+    assert page.page.locator("#chances .after").count() == last + 1 - 5
+    assert page.text("#chances .turning") == "op 5 \u25bc"
+    assert page.text("#ops .turned") == "no return"
+
+
+def test_bars_lead_to_their_operations_and_are_said_in_words(opened):
+    story = regression(6)
+    page = opened(story, chances_of(story, turn=5))
+    steps = [page.press("t")]
+    said = [page.text("#chance"), page.page.text_content("#live")]
+    for step in (2, 7):
+        page.page.locator(f'#chances [data-step="{step}"]').click()
+        steps.append(page.step)
+    page.page.click("#turn")
+    steps.append(page.step)
+    page.page.click("text=The bars as a table")
+    page.page.click('#shares [data-step="3"]')
+    steps.append(page.step)
+    rows = page.page.locator("#shares tbody tr").all_inner_texts()
+    page.press("Home")
+    said.append(page.text("#chance"))
+
+    assert steps == [5, 2, 7, 5, 3]
+    assert said[0] == "18 of 20 continuations from after this operation break the same law (90 %)."
+    assert said[0] in said[1]
+    assert said[2] == "No continuation was tried after this operation."
+    assert page.page.get_attribute("#chances", "aria-hidden") == "true"
+    assert [row.split("\t")[1:] for row in rows[:3]] == [["2", "20", "10 %"], ["0", "0", "-"], ["2", "20", "10 %"]]
+    assert rows[6].startswith("5 ")
+    assert "point of no return" in rows[6]
+    assert len(rows) == len(story.steps) + 1
+    assert page.page.inner_text("p.turn").startswith("Point of no return: op 5 (t)")
+
+
+def test_jump_at_the_last_operation_is_not_called_a_point_of_no_return(opened):
+    story = regression(6)
+    page = opened(story, chances_of(story, turn=8))
+
+    assert page.text("#ops .turned") == "jump"
+    assert page.page.inner_text("#turn") == "Where the share jumps: op 8 (t)"
+    assert "no operation before it made the failure much likelier" in page.text("section[aria-labelledby=why-head]")
+
+
+def test_page_without_bars_knows_no_turn(opened):
+    page = opened(regression(6))
+    before = page.step
+
+    assert page.press("t") == before
+    assert page.page.locator("#chances, #turn, #shares").count() == 0
+    assert "continuation" not in page.text("body")
+
+
+def test_everything_can_be_reached_and_done_with_the_keyboard_alone(opened):
+    story = regression(6)
+    page = opened(story, chances_of(story, turn=5))
+    page.press("Home")
+    reached = []
+    for _ in range(60):
+        page.page.keyboard.press("Tab")
+        words = page.page.evaluate("document.activeElement.id || document.activeElement.innerText")
+        if words in reached:
+            break
+        reached.append(words)
+    page.page.focus('#ops [data-step="3"]')
+    page.page.keyboard.press("Enter")
+    chosen = [page.step]
+    page.page.focus("#turn")
+    page.page.keyboard.press("Space")
+    chosen.append(page.step)
+    page.page.focus("text=The bars as a table")
+    page.page.keyboard.press("Enter")
+    page.page.focus('#shares [data-step="2"]')
+    page.page.keyboard.press("Enter")
+    chosen.append(page.step)
+    outline = page.page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+
+    assert {"slider", "next", "last", "wrong", "turn", "As a table", "The bars as a table"} <= set(reached)
+    assert any(words.startswith("8 checkpoint r1") for words in reached)
+    assert chosen == [3, 5, 2]
+    assert outline == "solid"
 
 
 def test_target_that_shows_little_is_drawn(opened):
@@ -268,8 +399,25 @@ def test_two_hundred_operations_on_256_pages_fit_a_laptop(opened, record_propert
     assert page.page.evaluate("document.documentElement.scrollWidth") <= LAPTOP["width"]
     assert page.page.eval_on_selector_all("#pages-0, #pages-1, #requests-0, #nodes-0", wide) == [0, 0, 0, 0]
     assert page.page.locator("#pages-0 table").bounding_box()["height"] < LAPTOP["height"]
+    listed = page.page.locator("#ops").bounding_box()
+    assert listed["y"] + listed["height"] <= LAPTOP["height"]
     assert page.page.locator("#wrong").is_disabled()
     assert page.page.locator("#requests-0 tbody tr").count() == 1
     page.page.click("#requests-0 summary")
     assert page.page.locator("#requests-0 tbody tr").count() == 40
     record_property("show", f"page of 200 operations on 256 pages in a browser: {step_ms:.0f} ms an operation")
+
+
+def test_bars_of_two_hundred_operations_fit_a_laptop(opened):
+    story = replace(long_story(), violation=PageLeaked("page 3 is lost"), signature="PageLeaked.checkpoint")
+    page = opened(story, chances_of(story, turn=120))
+    page.page.screenshot(path=page.tmp_path / "long.png")
+    widths = page.page.eval_on_selector_all(
+        "#chances .share", "all => all.map(one => one.getBoundingClientRect().width)"
+    )
+
+    assert page.page.locator("#chances .column").count() == 200
+    assert min(widths) >= 1
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= LAPTOP["width"]
+    assert page.page.locator("#now").bounding_box()["height"] < LAPTOP["height"] / 2
+    assert page.press("t") == 120

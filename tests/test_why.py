@@ -1,6 +1,8 @@
 """``why``: the operation from which on a failure was bound to come, its chart, its budget, and what it refuses."""
 
 import json
+import re
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -23,6 +25,7 @@ from kvlockstep.fuzz.ops import (
     Submit,
 )
 from kvlockstep.fuzz.registry import factory_for
+from kvlockstep.fuzz.show.page import MOST_PAGES
 from kvlockstep.fuzz.targets.wrong import LeaksOnAbort
 from kvlockstep.fuzz.trace import Header, Trace, write_trace
 from kvlockstep.fuzz.why import Point, _spread, _turn, chances
@@ -192,6 +195,53 @@ def test_why_says_so_when_it_cannot_write(tmp_path, stored, command):
 
     assert code == BROKEN
     assert err == f"kvlockstep: --json {out}: No such file or directory\n"
+
+
+def test_why_puts_its_picture_on_the_page_of_the_trace(tmp_path, stored, command):
+    fault = "recycled-node-keeps-hits"
+    path, html = stored(TURNS[fault][1], target="gpu_impl", fault=fault, lane="torch"), tmp_path / "why.html"
+    asked = ("why", path, "--continuations", 6, "--html", html)
+    code, out, err = command(*asked)
+    page = html.read_text()
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page).group(1))
+
+    assert (code, err) == (CLEAN, "")
+    assert out.splitlines()[-1][1:] in page
+    assert data["chances"]["turn"] == 5
+    assert [tried for _, tried in data["chances"]["points"]] == [6] * 12
+    assert len(data["steps"]) == 11
+    assert f"<dd>{fault}</dd>" in page
+    assert "<dd>torch</dd>" in page
+    assert command(*asked)[0] == CLEAN
+    assert html.read_text() == page
+
+
+def test_picture_on_the_page_is_of_the_laws_that_were_not_left_out(tmp_path, stored, command):
+    words, ops, _ = TURNS["retract-keeps-row"]
+    path, html = stored(ops, target="gpu_impl", fault="retract-keeps-row"), tmp_path / "why.html"
+    without = [word for law in words for word in ("--without", law or "comparison")]
+    code, _, err = command("why", path, "--continuations", 2, *without, "--html", html)
+
+    assert (code, err) == (CLEAN, "")
+    assert f"in operation {len(ops) - 1}, the last" in html.read_text()
+
+
+def test_why_refuses_a_page_that_is_too_large_before_it_runs_anything(tmp_path, stored, command):
+    html = tmp_path / "why.html"
+    path = stored(config=replace(CONFIG, n_pages=MOST_PAGES + 1), target="gpu_impl")
+    code, out, err = command("why", path, "--html", html)
+
+    assert (code, out) == (USAGE, "")
+    assert err.endswith(f"at most {MOST_PAGES} can be shown: kvlockstep minimize makes it smaller\n")
+    assert not html.exists()
+
+
+def test_why_says_so_when_it_cannot_write_the_page(tmp_path, stored, command):
+    html = tmp_path / "missing" / "why.html"
+    code, _, err = command("why", "--target", LEAKY, stored(), "--continuations", 1, "--html", html)
+
+    assert code == BROKEN
+    assert err == f"kvlockstep: --html {html}: No such file or directory\n"
 
 
 def test_why_refuses_a_trace_that_does_not_fail(stored, command):

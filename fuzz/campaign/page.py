@@ -31,6 +31,7 @@ from kvlockstep.fuzz.campaign.ending import number_of_causes
 from kvlockstep.fuzz.campaign.live import duration
 from kvlockstep.fuzz.campaign.record import SLOW, Death, Event, Finding, PartyRecord, Record
 from kvlockstep.fuzz.crew import WorkerState
+from kvlockstep.fuzz.failures import PAGE, TRACE, VERDICT, meaning_in, show_line
 from kvlockstep.fuzz.labels import LABELS, name_of
 from kvlockstep.fuzz.ops import OPS
 from kvlockstep.fuzz.report import ENDINGS, Reach, reaches_of, unobserved_lines
@@ -43,10 +44,13 @@ Shown = TypeVar("Shown")
 MOST_ROWS = 400
 """Rows of a table of what happened; of more, the first and the last are shown, and the page says so."""
 
+MOST_FOUND = 5
+"""Causes that are told at the top; the table of failures has them all."""
+
 MOST_OF_A_VERDICT = 1 << 16
 """Characters of a verdict that are shown."""
 
-FILES = ("trace.jsonl", "original.jsonl", "verdict.txt", "environment.json", "replay.sh")
+FILES = (PAGE, TRACE, "original.jsonl", VERDICT, "environment.json", "replay.sh")
 """Of the folder of a failure, in the order in which they are linked."""
 
 COUNTED_ELSEWHERE = ("sample", "start")
@@ -69,8 +73,11 @@ class FailureRow:
     law: str
     ending: str | None  # why the search for a shorter trace was not finished
     line: str | None
+    show: str | None  # the line that draws it, where no picture lies in its folder
     links: Sequence[Link]
     verdict: str | None
+    said: str  # what it means; where that is not known, what the check said, or its name
+    picture: Link | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +109,7 @@ def page_of(record: Record, page: Path) -> tuple[str, Advice]:
     total = merged(states)
     deaths, deaths_left = _some(record.deaths)
     events, events_left = _some(_events_of(record))
+    failures = [_failure_row(record, finding, page) for finding in record.findings]
     flakes = [(party.number, event) for party in record.parties for event in party.named("flake")]
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_printable)
     environment.filters |= {"duration": duration, "number": number, "percent": "{:.0%}".format}
@@ -118,7 +126,9 @@ def page_of(record: Record, page: Path) -> tuple[str, Advice]:
         operations=[(kind, total.outcomes[kind, "done"], _refusals(total, kind)) for kind in _kinds()],
         charts=charts_of(record.parties),
         n_colours=N_COLOURS,
-        failures=[_failure_row(record, finding, page) for finding in record.findings],
+        failures=failures,
+        found=_first_forms(failures)[:MOST_FOUND],
+        found_left=max(0, len(_first_forms(failures)) - MOST_FOUND),
         causes=number_of_causes([finding.cause for finding in record.findings]),
         missing=nothing_done(record),
         not_reached=not_reached(record),
@@ -188,8 +198,21 @@ def _failure_row(record: Record, finding: Finding, page: Path) -> FailureRow:
     folder = record.folder_of(cause)
     links = [_link(folder / name, page) for name in FILES if (folder / name).is_file()] if folder is not None else []
     ending = ENDINGS.get(cause.minimize_ending, cause.minimize_ending) if cause.minimize_ending != "minimized" else None
-    verdict = _text_of(folder / "verdict.txt") if folder is not None else None
-    return FailureRow(finding, law_of(cause), ending, line_for(record, cause), links, verdict)
+    verdict = _text_of(folder / VERDICT) if folder is not None else None
+    line, show = line_for(record, cause), None
+    if folder is not None and line is not None and not (folder / PAGE).is_file():
+        show = show_line(folder / TRACE, cause.target)
+    said = meaning_in(verdict or "") or (verdict or cause.signature).partition("\n")[0]
+    picture = next((link for link in links if link.name == PAGE), None)
+    return FailureRow(finding, law_of(cause), ending, line, show, links, verdict, said, picture)
+
+
+def _first_forms(failures: Sequence[FailureRow]) -> list[FailureRow]:
+    """Of each cause return the form that stands first."""
+    first: dict[tuple[str, str, str | None], FailureRow] = {}
+    for failure in failures:
+        first.setdefault(failure.finding.cause.root_key, failure)
+    return list(first.values())
 
 
 def _text_of(path: Path) -> str | None:

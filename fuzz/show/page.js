@@ -415,6 +415,46 @@
     return make("table", "sizes", make("caption", "hidden", "Sizes in slots and rows"), make("thead", "", head), body);
   }
 
+  // The point of no return: a bar for each operation, above its place on the slider
+
+  const columnsOfChances = [];
+
+  function chanceOf(number) {
+    const [failed, tried] = data.chances.points[number + 1];
+    if (!tried) return "No continuation was tried after this operation.";
+    return `${failed} of ${tried} continuations from after this operation break the same law (${Math.round((100 * failed) / tried)} %).`;
+  }
+
+  function drawChances() {
+    const { points, turn } = data.chances;
+    const last = Math.max(steps.length - 1, 1);
+    points.slice(1).forEach(([failed, tried], i) => {
+      const share = make("span", tried ? "share" : "share untried");
+      share.style.height = `${tried ? (100 * failed) / tried : 100}%`;
+      const column = make("span", `column${i >= turn ? " after" : ""}`, share);
+      column.dataset.step = String(i);
+      column.style.left = `${(100 * i) / last}%`;
+      column.style.width = `${100 / last}%`;
+      column.title = `operation ${i}: ${steps[i].op}. ${chanceOf(i)}`;
+      columnsOfChances.push(column);
+    });
+    const mark = make("span", `turning${turn > last / 2 ? " leftwards" : ""}`, make("span", "", turn > last / 2 ? `op ${turn} \u25bc` : `\u25bc op ${turn}`));
+    mark.style.left = `${(100 * turn) / last}%`;
+    const scale = make("span", `scale${turn > last / 2 ? "" : " right"}`, "100 %");
+    byId("chances").append(scale, ...columnsOfChances, mark);
+    byId("chances").addEventListener("click", (event) => {
+      const column = event.target.closest("[data-step]");
+      if (column) show(Number(column.dataset.step));
+    });
+    byId("turn").addEventListener("click", toTurn);
+    byId("shares").addEventListener("click", (event) => {
+      const button = event.target.closest("button");
+      if (button) show(Number(button.dataset.step));
+    });
+    const button = byId("ops").querySelector(`[data-step="${turn}"]`);
+    button.append(" ", make("span", "tag turned", data.chances.stands_out ? "no return" : "jump"));
+  }
+
   // The whole
 
   function fillList(id, lines, none) {
@@ -438,6 +478,8 @@
       if (here) keepInView(button);
     }
     byId("now").classList.toggle("wrong", step.wrong);
+    byId("chance").textContent = data.chances ? chanceOf(at) : "";
+    for (const column of columnsOfChances) column.classList.toggle("here", Number(column.dataset.step) === at);
     const writing = step.writing.length ? ` Write set: ${step.writing.join("; ")}.` : "";
     byId("now-head").replaceChildren(make("span", "", `Operation ${at}: ${step.op}`), make("span", "gave", step.gave));
     byId("meaning").textContent = `${data.meanings[step.kind]}${writing}`;
@@ -448,7 +490,7 @@
     fillList("lines", lines, "nothing that can be seen");
     fillList("differences", differences, step.note ? "not compared here" : "in nothing");
     const wrong = step.wrong ? ` ${document.querySelector("header .said").textContent}` : "";
-    byId("live").textContent = `Operation ${at} of ${steps.length}: ${step.op}, ${step.gave}.${wrong} ${lines.slice(0, 4).join(". ")}`;
+    byId("live").textContent = `Operation ${at} of ${steps.length}: ${step.op}, ${step.gave}.${wrong} ${byId("chance").textContent} ${lines.slice(0, 4).join(". ")}`;
     for (const side of [0, 1]) {
       drawPages(step, side);
       byId(`requests-${side}`).replaceChildren(drawRows(step, side), drawRequests(step, side));
@@ -471,12 +513,14 @@
 
   const firstWrong = steps.findIndex((step) => step.wrong);
   const jump = () => firstWrong >= 0 && show(firstWrong);
+  const toTurn = () => data.chances && show(data.chances.turn);
   const MOVES = {
     ArrowLeft: () => show(at - 1),
     ArrowRight: () => show(at + 1),
     Home: () => show(0),
     End: () => show(steps.length - 1),
     w: jump,
+    t: toTurn,
   };
 
   document.addEventListener("keydown", (event) => {
@@ -516,10 +560,21 @@
       [sample("changed", "\u2022"), "changed by this operation"],
       [sample("diff", "\u2260"), "differs from the model"],
     ];
+    if (data.spelled) entries.splice(4, 0, [make("span", "box s-f", "17", make("small", "", "4")), "token 17 in slot 4"]);
     byId("legend").replaceChildren(...entries.map(([element, text]) => make("li", "", element, text)));
   }
 
+  // The list of operations ends where the window does while the head of the page, of one to four lines, is in it.
+  function fitList() {
+    const here = byId("ops").querySelector("[aria-current]");
+    document.documentElement.style.setProperty("--head", `${document.querySelector("header").offsetHeight}px`);
+    if (here) keepInView(here);
+  }
+
+  fitList();
+  new ResizeObserver(fitList).observe(document.querySelector("header"));
   drawLegend();
+  if (data.chances) drawChances();
   for (const [i, step] of steps.entries()) if (step.refused) byId("ops").querySelector(`[data-step="${i}"]`).classList.add("refused");
   show(firstWrong >= 0 ? firstWrong : steps.length - 1);
 })();

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -25,6 +25,7 @@ from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.describe import describe_config, describe_op
 from kvlockstep.fuzz.ops import Alloc, Commit, Evict, Match, Op, Peek, Submit, kind_of, named_requests
 from kvlockstep.fuzz.results import defect_of_views
+from kvlockstep.fuzz.sanitizer import KernelViolation
 from kvlockstep.fuzz.show.sentences import Case, sentence_of
 from kvlockstep.fuzz.show.view import (
     Cell,
@@ -34,13 +35,18 @@ from kvlockstep.fuzz.show.view import (
     View,
     differences,
     lines_of,
-    runs_in_words,
+    namespace_in_words,
     runs_of,
+    slots_in_words,
     view_of,
 )
 from kvlockstep.fuzz.story import Step, Story
 from kvlockstep.invariants import Divergence, Hold, Snapshot, Violation
 from kvlockstep.invariants.checks import CHECKS
+from kvlockstep.invariants.index import Index
+
+if TYPE_CHECKING:  # it brings Hypothesis with it, which a page without chances does not need
+    from kvlockstep.fuzz.why import Chances
 
 MOST_STEPS = 2_000
 MOST_PAGES = 4_096
@@ -121,11 +127,23 @@ def _law_of(violation: Violation) -> str:
             return f"Law {check.law}: {check.claim}".replace("``", "")
     if isinstance(violation, Divergence):
         return "No law speaks of it: the implementation differs from the reference model."
+    if isinstance(violation, KernelViolation):
+        return "No law of the cache speaks of it: a kernel did to memory what no kernel may."
     return "The operation did not end as an operation should."
 
 
-def page_of(story: Story, *, lane: str | None = None, fault: str | None = None, why: str | None = None) -> str:
-    """Return the text of the page. ``why`` is what the trace says of itself."""
+def page_of(
+    story: Story,
+    *,
+    lane: str | None = None,
+    fault: str | None = None,
+    why: str | None = None,
+    chances: "Chances | None" = None,
+) -> str:
+    """Return the text of the page. ``why`` is what the trace says of itself.
+
+    Before: ``chances``, if they are given, are those of the operations of this story.
+    """
     folder = resources.files(__package__)
     script, style = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_printable)
@@ -142,14 +160,22 @@ def page_of(story: Story, *, lane: str | None = None, fault: str | None = None, 
         verdict=verdict_of(story),
         story=story,
         facts=facts,
-        ops=[describe_op(step.op) for step in story.steps],
+        chances=chances,
+        ops=[_op_in_words(step.op) for step in story.steps],
         last=describe_op(story.steps[-1].op) if story.steps else "",
         style=Markup(style),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        data=Markup(_json(_cleaned(_data_of(story)))),
+        data=Markup(_json(_cleaned(_data_of(story) | {"chances": _chances_in(chances)}))),
         n_colours=N_COLOURS,
     )
+
+
+def _chances_in(chances: "Chances | None") -> dict[str, Any] | None:
+    if chances is None:
+        return None
+    points = [(point.failed, point.tried) for point in chances.points]
+    return {"turn": chances.turn, "stands_out": chances.stands_out, "points": points}
 
 
 def _printable(value: Any) -> Any:
@@ -236,7 +262,7 @@ def _data_of(story: Story) -> dict[str, Any]:
         differing = [] if behind else differences(views[1], views[0], of_sides=True)
         steps.append(
             {
-                "op": describe_op(step.op),
+                "op": _op_in_words(step.op),
                 "kind": kind_of(step.op),
                 "requests": named_requests(step.op),
                 "gave": _gave(step, wrong),
@@ -249,7 +275,7 @@ def _data_of(story: Story) -> dict[str, Any]:
                 "differs": _keys(differing),
                 "differences": parts.add(_some(lines_of(differing, left="model ", right="implementation "))),
                 "writes": runs_of(slot for slots in _written(step, landed).values() for slot in slots),
-                "writing": [f"{name} slot {runs_in_words(slots)}" for name, slots in _written(step, landed).items()],
+                "writing": [f"{name} {slots_in_words(slots)}" for name, slots in _written(step, landed).items()],
                 "sides": [_side(parts, view, last, texts, spelled) for view, last in zip(views, drawn, strict=True)],
             }
         )
@@ -268,6 +294,12 @@ def _data_of(story: Story) -> dict[str, Any]:
     }
 
 
+def _op_in_words(op: Op) -> str:
+    """Describe an operation; a request that arrives with the namespace that parts it from others."""
+    namespace = namespace_in_words(op.namespace) if isinstance(op, Submit) else ""
+    return describe_op(op) + (f", {namespace}" if namespace else "")
+
+
 def _model_is_behind(step: Step, before: Snapshot | None) -> bool:
     """Tell whether the model did not run: it follows the choices of an alloc or evict only once they are accepted."""
     return isinstance(step.op, Alloc | Evict) and (before is None or step.model == before)
@@ -281,7 +313,7 @@ def _note(step: Step, wrong: bool, behind: bool, broken: bool) -> str:
     if step.seen is None or step.seen.now is step.seen.before:
         return "Nothing could be seen of the implementation after this operation; it is drawn as it was before."
     if behind:
-        return "The model stands before this operation: it follows only choices of pages that break no law."
+        return "The model is shown before this operation, which it did not run: it goes on only where no law is broken."
     return ""
 
 
@@ -301,7 +333,7 @@ def _gave(step: Step, wrong: bool) -> str:
 
 
 def _spoiled(step: Step) -> set[int]:
-    """Find the slots that hold other keys and values than belong there, as far as they were read back."""
+    """Find the slots that hold other keys and values than belong there, as far as they were read back or matched."""
     seen = step.seen
     if seen is None:
         return set()
@@ -311,6 +343,10 @@ def _spoiled(step: Step) -> set[int]:
     for read in seen.reads:
         slots = zip(rows.get(read.request, ()), read.expected, read.got, strict=False)
         spoiled |= {slot for slot, expected, got in slots if expected != got}
+    if seen.kind == "match" and seen.matched_len:
+        name = seen.requests[0]
+        path = Index(seen.now).path_slots(name)[: seen.matched_len]
+        spoiled |= {s for s, own in zip(path, seen.fingerprints[name], strict=False) if seen.written.get(s) != own}
     return spoiled
 
 

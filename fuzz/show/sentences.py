@@ -8,8 +8,9 @@ means. The numbers of the check stay in the text of the violation; these sentenc
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvlockstep.fuzz import sanitizer
 from kvlockstep.fuzz.lockstep import TargetRaised
-from kvlockstep.fuzz.show.view import Owner, owners_of, runs_in_words
+from kvlockstep.fuzz.show.view import FREE, TREE, Owner, namespace_in_words, owners_of, runs_in_words, slots_in_words
 from kvlockstep.fuzz.ward import Died, Hung, OutOfMemory
 from kvlockstep.invariants import (
     FULL,
@@ -84,6 +85,47 @@ def _page_out_of_range(case: Case) -> str:
 
 
 def _page_owned_twice(case: Case) -> str:
+    return f"{_two_owners(case)}{_likewise(case)}{_lost_meanwhile(case)}"
+
+
+def _likewise(case: Case) -> str:
+    """Name the other pages with the same two owners."""
+    shared = [(page, set(names)) for page, names in sorted(case.owners.items()) if page != 0 and len(names) > 1]
+    others = [page for page, names in shared[1:] if names == shared[0][1]]
+    if not others:
+        return ""
+    return f" It is the same with page{'s' if len(others) > 1 else ''} {runs_in_words(others)}."
+
+
+def _lost_meanwhile(case: Case) -> str:
+    """Name the pages that lost their owner in the same operation: often another was given back in their place."""
+    owners, before = case.owners, case.owners_before
+    lost = [page for page in sorted(before) if page != 0 and before[page] and page not in owners]
+    if not lost:
+        return ""
+    whose = list(dict.fromkeys(_whose(before[page]) for page in lost))
+    until = f" ({whose[0]} until then)" if len(whose) == 1 else ""
+    pages = f"Page {lost[0]}" if len(lost) == 1 else f"Pages {runs_in_words(lost)}"
+    belong = "belongs" if len(lost) == 1 else "belong"
+    freed = any(Owner(*FREE) in names for page, names in owners.items() if page != 0 and len(names) > 1)
+    mistaken = ": it seems that the wrong page was given back" if freed else ""
+    return f" {pages}{until} now {belong} to nobody{mistaken}."
+
+
+def _readers_of(case: Case, page: int) -> list[str]:
+    """Name the requests whose rows name a slot of this page."""
+    size = case.now.page_size
+    return [row.request for row in case.now.rows or () if any(slot // size == page for slot in row.slots)]
+
+
+def _together(names: list[str]) -> str:
+    """Say names in one breath: ``r0``, ``r0 and r1``, ``r0, r1 and r2``, ``r0, r1 and 2 more``."""
+    if len(names) <= 3:
+        return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return f"{', '.join(names[:2])} and {len(names) - 2} more"
+
+
+def _two_owners(case: Case) -> str:
     owners = case.owners
     shared = next((page for page in sorted(owners) if page != 0 and len(owners[page]) > 1), None)
     if shared is None:
@@ -113,10 +155,13 @@ def _page_owned_twice(case: Case) -> str:
             "two different prefixes share its keys and values, and a request that matches one of them reads the other."
         )
     if kinds == {"free", "tree"}:
+        readers = _readers_of(case, shared)
+        reading = f", and {_together(readers)} still read{'s' if len(readers) == 1 else ''} it" if readers else ""
+        victims = _together([*readers[:2], "whoever matches that prefix"])
         return (
-            f"{page.capitalize()} went to the free list, but the radix tree still offers it as a cached prefix: "
-            f"the next request that is given {page} writes over it, "
-            "and whoever matches that prefix will see that request's text."
+            f"{page.capitalize()} went to the free list, but the radix tree still offers it as a cached "
+            f"prefix{reading}: the next request that is given {page} writes over it, "
+            f"and {victims} will see that request's text."
         )
     if kinds == {"request", "free"}:
         return (
@@ -244,17 +289,25 @@ def _row_off_canonical_path(case: Case) -> str:
     index, owners = case.index, case.owners
     for name, row in index.rows.items():
         slots = index.path_slots(name)
-        for pos, slot in enumerate(slots):
-            got = row.slots[pos] if pos < len(row.slots) else None
-            if got == slot:
-                continue
-            if got is None:
-                return f"Request {name}'s row ends at position {pos}, inside the prefix that the tree holds for it."
-            page = got // case.now.page_size
+        off = [pos for pos, (slot, got) in enumerate(zip(slots, row.slots, strict=False)) if slot != got]
+        if not off and len(row.slots) < len(slots):
             return (
-                f"The tree holds position {pos} of request {name} in slot {slot}, but {name}'s row says slot {got} "
-                f"(page {page}, {_whose(owners.get(page, []))}): {name} reads what stands there "
-                "in place of its own prefix."
+                f"Request {name}'s row ends at position {len(row.slots)}, inside the prefix that the tree holds for it."
+            )
+        if off:
+            got = row.slots[off[0]]
+            page = got // case.now.page_size
+            whose = owners.get(page, [])
+            stands = "that"
+            if whose == [Owner(*FREE)]:
+                stands = f"what is left there, and what the next request that is given page {page} writes there,"
+            elif whose == [Owner(*TREE)]:
+                stands = "that other prefix"
+            return (
+                f"The tree holds position{'s' if len(off) > 1 else ''} {runs_in_words(off)} of request {name} in "
+                f"{slots_in_words([slots[pos] for pos in off])}, but {name}'s row says "
+                f"{slots_in_words([row.slots[pos] for pos in off])} (page {page}, {_whose(whose)}): "
+                f"{name} reads {stands} in place of its own prefix."
             )
     return "A request's row names other slots than the tree does for the same prefix: it reads something else."
 
@@ -277,10 +330,29 @@ def _write_slot_repeated(case: Case) -> str:
             f"Request {names[0]} is told to write two of its positions to slot {slot}: "
             "one overwrites the other, so it loses a token of its own text."
         )
-    return (
-        f"Requests {names[0]} and {names[1]} are told to write to the same slot {slot} (page "
-        f"{slot // case.now.page_size}) in one batch: whoever writes last wins, and the other will see its text."
+    page = slot // case.now.page_size
+    told = (
+        f"Requests {names[0]} and {names[1]} are told to write to the same slot {slot} "
+        f"(page {page}, {_whose(case.owners.get(page, []))}) in one batch: whoever writes last wins"
     )
+    for name, other in (names[:2], names[1::-1]):
+        own = _slot_in_row(case, name, slot)
+        if own is not None and own != slot:
+            return (
+                f"{told}, so {other} may see {name}'s text. {name}'s row names slot {own} in its place, which {name} "
+                "does not write: it reads what was left there."
+            )
+    return f"{told}, and the other will see its text."
+
+
+def _slot_in_row(case: Case, name: str, slot: int) -> int | None:
+    """Return what the row of a request names at the position for which it is told to write ``slot``."""
+    row, request = case.index.rows.get(name), case.index.requests.get(name)
+    write_set = dict(_write_sets(case)).get(name, [])
+    if row is None or request is None or slot not in write_set:
+        return None
+    pos = request.committed_len + write_set.index(slot)
+    return row.slots[pos] if pos < len(row.slots) else None
 
 
 def _write_sets(case: Case) -> list[tuple[str, list[int]]]:
@@ -560,7 +632,11 @@ def _whose_content(case: Case, name: str, value: int) -> str:
                 else f"position {known.index(value)} of {other}"
             )
     slot = next((slot for slot, written in case.seen.written.items() if written == value), None)
-    return "keys and values that no pass ever wrote" if slot is None else f"what was written to slot {slot}"
+    return (
+        "keys and values of no token that was ever computed (garbage, or half written)"
+        if slot is None
+        else f"what was written to slot {slot}"
+    )
 
 
 def _match_too_long(case: Case) -> str:
@@ -579,11 +655,29 @@ def _subject(case: Case) -> str:
 
 def _matched_uncommitted(case: Case) -> str:
     never = "never written" in case.violation.roles
-    what = "slots that no pass has written yet" if never else "slots that hold another text"
+    slots = _foreign_slots(case)
+    named = f"{slots_in_words(slots)} ({_pages_of(slots, case.now.page_size)})" if slots else "slots"
+    if never:
+        return (
+            f"{_subject(case)} was given {named} as the beginning of its prompt, which no pass has written yet: "
+            "it goes on from a prefix that was never computed."
+        )
+    node = next((node for node in case.index.nodes.values() if slots and slots[0] in node.slots.get(FULL, ())), None)
+    kept = "" if node is None else f", and the tree keeps it under {namespace_in_words(node.namespace) or 'no key'}"
     return (
-        f"{_subject(case)} was given {what} as the beginning of its prompt: "
-        "it goes on from a prefix that was never computed for it."
+        f"{_subject(case)} was given {named} as the beginning of its prompt, but what stands there was computed for "
+        f"another text, adapter or user{kept}: it goes on from a prefix that is not its own."
     )
+
+
+def _foreign_slots(case: Case) -> list[int]:
+    """Return the slots of a match that do not hold the prefix of the request; none where its path cannot be seen."""
+    seen = case.seen
+    if seen is None or not seen.matched_len or not seen.requests or case.index.paths.get(seen.requests[0]) is None:
+        return []
+    name = seen.requests[0]
+    pairs = zip(case.index.path_slots(name)[: seen.matched_len], seen.fingerprints.get(name, []), strict=False)
+    return [slot for slot, own in pairs if seen.written.get(slot) != own]
 
 
 # Law 11: in flight, generations
@@ -744,6 +838,56 @@ def _target_raised(case: Case) -> str:
     )
 
 
+def _kernel(case: Case) -> str:
+    return f"kernel {case.violation.roles[0]}" if case.violation.roles else "a kernel"
+
+
+def _memory(case: Case) -> str:
+    return " ".join(case.violation.roles[1:]) or "a tensor"
+
+
+def _kernel_out_of_bounds(case: Case) -> str:
+    return (
+        f"In {case.op} {_kernel(case)} left the memory of {_memory(case)}: on a GPU it would read or overwrite "
+        "whatever lies there, or the engine would go down."
+    )
+
+
+def _kernel_write_unpromised(case: Case) -> str:
+    return (
+        f"In {case.op} {_kernel(case)} wrote to a place of {_memory(case)} that it has no business with: "
+        "whoever owns that place reads something else from now on."
+    )
+
+
+def _kernel_store_repeats(case: Case) -> str:
+    return (
+        f"In {case.op} {_kernel(case)} stored twice to one place of {_memory(case)} in a single store: "
+        "which value stays is left to chance."
+    )
+
+
+def _kernel_writes_collide(case: Case) -> str:
+    return (
+        f"In {case.op} two programs of {_kernel(case)} wrote to one place of {_memory(case)}: "
+        "on a GPU they run at the same time, and which value stays is left to chance."
+    )
+
+
+def _kernel_read_races(case: Case) -> str:
+    return (
+        f"In {case.op} one program of {_kernel(case)} read a place of {_memory(case)} that another one wrote: "
+        "on a GPU they run at the same time, and it may see the old value or the new one."
+    )
+
+
+def _kernel_depends_on_order(case: Case) -> str:
+    return (
+        f"In {case.op} {_kernel(case)} left something else in {_memory(case)} when its programs ran in another order: "
+        "on a GPU, which promises no order, the result is left to chance."
+    )
+
+
 def _died(case: Case) -> str:
     return f"The process died in {case.op}: the engine would go down here. What is drawn is the cache before it."
 
@@ -809,6 +953,12 @@ SENTENCES: dict[type[Violation], Callable[[Case], str]] = {
     agreement.GenerationsDiffer: _generations_differ,
     agreement.SizesDiffer: _sizes_differ,
     TargetRaised: _target_raised,
+    sanitizer.KernelAccessOutOfBounds: _kernel_out_of_bounds,
+    sanitizer.KernelWriteUnpromised: _kernel_write_unpromised,
+    sanitizer.KernelStoreRepeats: _kernel_store_repeats,
+    sanitizer.KernelWritesCollide: _kernel_writes_collide,
+    sanitizer.KernelReadRaces: _kernel_read_races,
+    sanitizer.KernelDependsOnOrder: _kernel_depends_on_order,
     Died: _died,
     Hung: _hung,
     OutOfMemory: _out_of_memory,

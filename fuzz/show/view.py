@@ -69,7 +69,7 @@ class RequestLine:
     state: str
     row: int | None
     lengths: tuple[int, int, int] | None  # protected, committed, allocated
-    slots: tuple[int, ...]
+    slots: tuple[int, ...]  # that its row names; before it has one, those of the path that it locks
     writes: tuple[int, ...]  # positions that a pass in flight writes
     wrong: tuple[int, ...]  # positions whose slot is not what the law says
     complaint: str  # what is wrong with the first of them
@@ -284,7 +284,7 @@ def _requests(
     lines = {}
     for name in dict.fromkeys([*index.requests, *index.rows]):
         request, row = index.requests.get(name), index.rows.get(name)
-        slots = tuple(row.slots) if row is not None else ()
+        slots = tuple(row.slots if row is not None else index.path_slots(name) if request is not None else ())
         lengths = (request.protected_len, request.committed_len, request.allocated_len) if request else None
         writes: range | tuple[int, ...] = ()
         if request is not None and name in holds:
@@ -503,6 +503,15 @@ def runs_in_words(values: Iterable[int]) -> str:
     runs = runs_of(values)
     pairs = zip(runs[::2], runs[1::2], strict=True)
     return listing(str(start) if n == 1 else f"{start}-{start + n - 1}" for start, n in pairs)
+
+
+def slots_in_words(slots: Sequence[int]) -> str:
+    """Say slots with the word for them.
+
+    >>> slots_in_words([2, 3]), slots_in_words([6])
+    ('slots 2-3', 'slot 6')
+    """
+    return f"slot{'s' if len(slots) != 1 else ''} {runs_in_words(slots)}"
 
 
 def tokens_in_words(units: Sequence[Unit]) -> str:
