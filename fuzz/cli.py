@@ -23,13 +23,16 @@ from kvlockstep.fuzz.cli_campaign import Asked, read_duration, read_shard, read_
 from kvlockstep.fuzz.cli_check import check
 from kvlockstep.fuzz.cli_faults import faults
 from kvlockstep.fuzz.cli_gate import gate
+from kvlockstep.fuzz.cli_look import Look, Timed, looking, record_of
 from kvlockstep.fuzz.cli_merge import merge
-from kvlockstep.fuzz.cli_options import accept_unobserved
+from kvlockstep.fuzz.cli_options import accept_unobserved, sanitize_or_not
 from kvlockstep.fuzz.cli_ray import run_on_ray
+from kvlockstep.fuzz.cli_record import record
 from kvlockstep.fuzz.cli_report import report
 from kvlockstep.fuzz.cli_show import show
-from kvlockstep.fuzz.cli_trace import Chosen, choose, named_by_user, read
+from kvlockstep.fuzz.cli_trace import Chosen, choose, named_by_user, read, seed_for
 from kvlockstep.fuzz.cli_why import why
+from kvlockstep.fuzz.cli_workload import trace as trace_commands
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.crew import WorkerState, n_cores, run_workers
 from kvlockstep.fuzz.doctor import Finding, examine, targets_here
@@ -56,9 +59,11 @@ from kvlockstep.fuzz.outcomes import OutcomeLog
 from kvlockstep.fuzz.places import lanes_named, names_of, places_for
 from kvlockstep.fuzz.registry import (
     LANED,
+    SANITIZED,
     Factory,
     check_fault,
     check_lane,
+    check_sanitizer,
     choose_lane,
     factory_for,
     targets_named,
@@ -67,7 +72,7 @@ from kvlockstep.fuzz.replay_files import replay_each, replay_on_each, worst
 from kvlockstep.fuzz.report import PlainProgress, print_failure, print_run
 from kvlockstep.fuzz.targets.base import allowances_of
 from kvlockstep.fuzz.trace import Header, Trace, TraceWriter, write_trace
-from kvlockstep.fuzz.trace_bounds import LANES
+from kvlockstep.fuzz.trace_bounds import LANES, MAX_NUMBER
 from kvlockstep.fuzz.verdict import by_target, remarks, replays, too_seldom, verdict_of
 from kvlockstep.fuzz.ward import HANG_SECONDS, MEMORY_BYTES, Ended, Limits, Ward, is_of_ward
 from kvlockstep.fuzz.worker import Order, end_with
@@ -120,6 +125,7 @@ def commands(context: click.Context) -> None:
 )
 @click.option("--out", default="out", show_default=True, type=click.Path(file_okay=False, path_type=Path))
 @click.option("--fault", default=None, help="Plant a named fault first, to see it found.")
+@click.option("--sanitize", is_flag=True, help="Watch what interpreted kernels do to memory; on lane interpret.")
 @accept_unobserved
 @click.option(
     "--for",
@@ -162,6 +168,7 @@ def fuzz(
     seed: int,
     out: Path,
     fault: str | None,
+    sanitize: bool,
     accepted: tuple[str, ...],
     lasts: float | None,
     **of_campaign: Any,
@@ -173,6 +180,8 @@ def fuzz(
     With --for it is a campaign: workers that end or die are replaced, what is found is sorted by its cause, and
     everything is kept in OUT, which several campaigns may share.
     """
+    if sanitize and not _is_given(click.get_current_context(), "lanes"):
+        lanes = SANITIZED[1]
     chosen = lanes_named(lanes)
     if lasts is not None:
         _refuse_with_for(click.get_current_context())
@@ -194,15 +203,30 @@ def fuzz(
             raise Stop(f"--fault {fault}: expected one target with it, got {len(names)}", USAGE)
         if fault is not None:
             check_fault(fault)
+        if sanitize:
+            for name in names:
+                for lane in chosen:
+                    check_sanitizer(name, lane)
     workers, not_run = places_for(console, names, chosen)
     _make_folder(out)
     orders = [
-        Order(name, lane, seconds, seed * len(workers) + i, str(out), worker, fault)
+        Order(
+            name,
+            lane,
+            seconds,
+            seed * len(workers) + i,
+            str(out),
+            worker,
+            fault,
+            sanitize=seed & MAX_NUMBER if sanitize else None,
+        )
         for i, ((name, lane), worker) in enumerate(zip(workers, names_of(workers), strict=True))
     ]
     fuzzed = ", ".join(dict.fromkeys(name for name, _ in workers))
+    watched = ", under the sanitizer" if sanitize else ""
     console.print(
-        f"fuzzing {fuzzed} for {seconds:g} s, workers: {', '.join(o.name for o in orders)}, seed {seed}", soft_wrap=True
+        f"fuzzing {fuzzed} for {seconds:g} s, workers: {', '.join(o.name for o in orders)}, seed {seed}{watched}",
+        soft_wrap=True,
     )
     if len(orders) > n_cores():
         console.print(f"{len(orders)} workers share {n_cores()} cores, and with them the operations a second")
@@ -211,6 +235,8 @@ def fuzz(
 
 
 def _refuse_with_for(context: click.Context) -> None:
+    if _is_given(context, "sanitize"):
+        raise Stop("--sanitize: not with --for; a run of --seconds has it", USAGE)
     for name in ("seconds", "seed"):
         if _is_given(context, name):
             raise Stop(f"--{name}: not with --for; a campaign has --for and --base", USAGE)
@@ -310,10 +336,12 @@ def _limits(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option("--lane", default=None, type=click.Choice(LANES), help="Instead of the one the trace was found on.")
 @click.option("--fault", default=None, help="Instead of the one in the trace; 'none' plants nothing.")
+@sanitize_or_not
 @click.option(
     "--write", default=None, type=click.Path(path_type=Path), help="Also write the trace again, as run; of one FILE."
 )
 @click.option("--outcomes", default=None, hidden=True, type=click.Path(path_type=Path))
+@looking
 @click.option("--quiet", is_flag=True, help="Print the verdict only.")
 @_limits
 def replay(
@@ -321,8 +349,10 @@ def replay(
     target: str | None,
     lane: str | None,
     fault: str | None,
+    sanitize: bool | None,
     write: Path | None,
     outcomes: Path | None,
+    look: Look,
     quiet: bool,
     hang_seconds: float,
     memory: int,
@@ -333,6 +363,9 @@ def replay(
     several targets. A target that does not promise what the trace asks of it CANNOT TAKE IT: alone that is wrong
     usage, among several no fault. The trees of SGLang are also compared with one another, operation by operation;
     where they differ, and their allowances do not say why, that is a violation.
+
+    Large pools are checked whole every so many operations, and what is found then is looked for again, until the
+    operation is known.
 
     A trace that is stored as Died, Hung or OutOfMemory runs in a process of its own, which may end as it did.
     """
@@ -350,11 +383,22 @@ def replay(
     if len(names) > 1:
         if fault not in (None, "none"):
             raise Stop(f"--fault {fault}: expected one target with it, got {len(names)}", USAGE)
-        sys.exit(worst([_replay_on_each(file, names, lane, fault, limits, named=len(files) > 1) for file in files]))
+        if sanitize:
+            raise Stop(f"--sanitize: expected one target with it, got {len(names)}", USAGE)
+        if look.json is not None and len(files) > 1:
+            raise Stop(f"--json {look.json}: expected one FILE with it, got {len(files)}", USAGE)
+        named = len(files) > 1
+        sys.exit(worst([_replay_on_each(file, names, lane, fault, limits, look, named=named) for file in files]))
     if len(files) == 1:
-        sys.exit(_replay(files[0], names[0] if names else None, lane, fault, write, outcomes, limits, quiet))
+        chosen = choose(files[0], names[0] if names else None, lane, fault, sanitize)
+        sys.exit(_replay(chosen, write, outcomes, limits, look, quiet))
+    if look.json is not None:
+        raise Stop(f"--json {look.json}: expected one FILE with it, got {len(files)}", USAGE)
     given = {"--target": target, "--lane": lane, "--fault": fault}
-    options = [f"{option}={value}" for option, value in given.items() if value is not None] + limits.options()
+    options = [f"{option}={value}" for option, value in given.items() if value is not None]
+    options += limits.options() + look.options()
+    if sanitize is not None:
+        options.append("--sanitize" if sanitize else "--no-sanitize")
     codes = []
     for file, (verdict, code, complaint) in zip(files, replay_each(files, options), strict=True):
         codes.append(code)
@@ -365,42 +409,35 @@ def replay(
 
 
 def _replay_on_each(
-    file: Path, names: list[str], lane: str | None, fault: str | None, limits: Limits, *, named: bool
+    file: Path, names: list[str], lane: str | None, fault: str | None, limits: Limits, look: Look, *, named: bool
 ) -> int:
     """Run one stored trace on several targets, print a row of verdicts, and return the exit code."""
     try:
         trace = read(file)
     except Stop as stop:  # a violation in another file must not be hidden by this one
         return complain(str(stop), stop.code)
-    options = limits.options() + ([] if fault is None else [f"--fault={fault}"])
+    options = limits.options() + look.options() + ([] if fault is None else [f"--fault={fault}"])
     done = replay_on_each(file, names, lane, options, trace.header.config.policy)
     if named:
         console.print(f"{file}:", soft_wrap=True)
     for line in done.lines:
         console.print(line, soft_wrap=True)
+    look.write({"trace": str(file), "targets": done.records})
     click.echo(done.complaints, err=True, nl=False)
     return done.code
 
 
-def _replay(
-    file: Path,
-    target: str | None,
-    lane: str | None,
-    fault: str | None,
-    write: Path | None,
-    outcomes: Path | None,
-    limits: Limits,
-    quiet: bool,
-) -> int:
+def _replay(chosen: Chosen, write: Path | None, outcomes: Path | None, limits: Limits, look: Look, quiet: bool) -> int:
     """Run one stored trace, print what came of it, and return the exit code."""
-    chosen = choose(file, target, lane, fault)
-    trace, header, name = chosen.trace, chosen.trace.header, chosen.target
+    file, trace, header, name = chosen.file, chosen.trace, chosen.trace.header, chosen.target
     if write is not None and write.exists() and write.samefile(file):
         raise Stop(f"--write {write}: is the trace itself, name another file", USAGE)
     if is_of_ward(header.signature):
+        if look.check_every is not None:
+            raise Stop(f"--check-every: {file} is stored as {header.signature}, and is checked as it was then", USAGE)
         ran = _run_in_ward(chosen, write, outcomes, limits)
     else:
-        ran = _run_here(chosen, write, outcomes)
+        ran = _run_here(chosen, write, outcomes, look, quiet)
     if ran.lacks:
         console.print(f"CANNOT TAKE IT: needs {', '.join(ran.lacks)}, which {name} does not promise", soft_wrap=True)
         return USAGE
@@ -412,11 +449,17 @@ def _replay(
         console.print(ran.text, style="bold red", soft_wrap=True)
         console.print(f"  replay    {replay_line(file, name)}", soft_wrap=True)
     console.print(_verdict_line(verdict, header.signature, ran.signature, ran.steps, len(trace.ops)), soft_wrap=True)
+    if not quiet and chosen.sanitize is not None:
+        console.print(f"  sanitized from seed {chosen.sanitize}")
     if not quiet and ran.digest is not None:
         refusals = ", ".join(f"{count} {name}" for name, count in sorted(refusals_of(ran.statistics).items()))
         console.print(f"  ran       {ran.statistics.done} done, {ran.statistics.refused} refused", end="")
         console.print(f" ({refusals})" if refusals else "")
         console.print(f"  digest    {ran.digest}")
+    if not quiet and ran.cost is not None:
+        for line in ran.cost.lines():
+            console.print(line)
+    look.write(record_of(str(file), name, chosen.lane, verdict, ran))
     return {"FAILED": VIOLATION, "DIFFERENT": VIOLATION, "REFUSED-ALL": UNKNOWN}.get(verdict, CLEAN)
 
 
@@ -424,7 +467,7 @@ def _run_in_ward(chosen: Chosen, write: Path | None, outcomes: Path | None, limi
     """Run a trace that may end its process in one of its own."""
     trace = chosen.trace
     writes = f"--outcomes {outcomes}" if outcomes else str(chosen.file)
-    with usable(), writing(writes), Ward(chosen.target, chosen.lane, chosen.fault, limits=limits) as ward:
+    with usable(), writing(writes), _ward(chosen, limits) as ward:
         ran = ward.run(trace.header.config, trace.ops, outcomes=outcomes)
     if write is not None and not ran.lacks:
         with writing(f"--write {write}"):
@@ -432,7 +475,11 @@ def _run_in_ward(chosen: Chosen, write: Path | None, outcomes: Path | None, limi
     return ran
 
 
-def _run_here(chosen: Chosen, write: Path | None, outcomes: Path | None) -> Ended:
+def _ward(chosen: Chosen, limits: Limits) -> Ward:
+    return Ward(chosen.target, chosen.lane, chosen.fault, chosen.sanitize, limits=limits)
+
+
+def _run_here(chosen: Chosen, write: Path | None, outcomes: Path | None, look: Look, quiet: bool) -> Ended:
     """Run a trace in this process."""
     factory, lacks = chosen.open()
     if lacks:  # a target that cannot be had must not cost the file that is written
@@ -446,12 +493,23 @@ def _run_here(chosen: Chosen, write: Path | None, outcomes: Path | None) -> Ende
         _log(write, header) as log,
         _outcome_log(outcomes, name, factory, header) as watch,
     ):
+        timed = Timed(watch, len(trace.ops), quiet)
         try:
-            run = run_ops(header.config, trace.ops, factory, log=log, watch=watch, digest=True)
+            run = run_ops(
+                header.config,
+                trace.ops,
+                factory,
+                log=log,
+                watch=timed.watch,
+                digest=True,
+                check_every=look.check_every,
+                say=timed.say,
+            )
         except SystemExit as left:
             raise Stop(f"{file}: target {name!r} left the process with status {left.code!r}", CRASHED) from left
     text = str(run.violation) if run.violation is not None else ""
-    return Ended(run.signature, run.steps, text, statistics=run.statistics, digest=run.digest)
+    cost = timed.cost_of(run, header.config.page_size)
+    return Ended(run.signature, run.steps, text, statistics=run.statistics, digest=run.digest, cost=cost)
 
 
 @contextmanager
@@ -497,11 +555,20 @@ def _verdict_line(verdict: str, stored: str | None, got: str | None, steps: int,
 @commands.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--target", default=None, help="Needed where the trace was found on a target that is not built in.")
+@click.option("--fault", default=None, help="Instead of the one in the trace; 'none' plants nothing.")
+@sanitize_or_not
 @click.option("--seconds", default=60.0, show_default=True, type=Seconds())
 @click.option("--out", default=None, type=click.Path(path_type=Path), help="Default: FILE with .min before its suffix.")
 @_limits
 def minimize(
-    file: Path, target: str | None, seconds: float, out: Path | None, hang_seconds: float, memory: int
+    file: Path,
+    target: str | None,
+    fault: str | None,
+    sanitize: bool | None,
+    seconds: float,
+    out: Path | None,
+    hang_seconds: float,
+    memory: int,
 ) -> None:
     """Shorten a failing trace; the same cause signature must stay. Goes on from OUT if that exists.
 
@@ -511,8 +578,11 @@ def minimize(
     out = out or _minimized_path(file)
     name = named_by_user(target, trace.header.target, file)
     lane = trace.header.lane if trace.header.lane in LANED.get(name, ()) else None
+    seed = seed_for(sanitize, trace.header.sanitize, name, lane)
+    planted = trace.header.fault if fault is None else None if fault == "none" else fault
+    trace.header = replaced(trace.header, sanitize=seed, fault=planted)
     if is_of_ward(trace.header.signature):
-        with usable(), Ward(name, lane, trace.header.fault, limits=Limits(hang_seconds, memory)) as ward:
+        with usable(), Ward(name, lane, trace.header.fault, seed, limits=Limits(hang_seconds, memory)) as ward:
             ended = ward.run(trace.header.config, trace.ops)
             ward.hurry(ended)
             _minimize(file, trace, name, ended.signature, ward.make, ward.judge, seconds, out)
@@ -522,7 +592,7 @@ def minimize(
     from kvlockstep.fuzz.replay import failing_signature
 
     with usable():
-        factory = factory_for(name, trace.header.fault)
+        factory = factory_for(name, trace.header.fault, seed)
         signature, _ = failing_signature(trace.header.config, trace.ops, factory)
     _minimize(file, trace, name, signature, factory, None, seconds, out)
 
@@ -543,7 +613,8 @@ def _minimize(
     start = trace
     if out.exists():
         earlier = read(out)
-        if earlier.header.signature == signature and len(earlier.ops) <= len(trace.ops):
+        alike = (earlier.header.signature, earlier.header.sanitize) == (signature, trace.header.sanitize)
+        if alike and len(earlier.ops) <= len(trace.ops):
             start = earlier
             console.print(f"going on from {out}: {len(earlier.ops)} operations", soft_wrap=True)
     header = replaced(start.header, signature=signature, violates=signature.partition(".")[0])
@@ -579,8 +650,10 @@ commands.add_command(check)
 commands.add_command(faults)
 commands.add_command(gate)
 commands.add_command(merge)
+commands.add_command(record)
 commands.add_command(report)
 commands.add_command(show)
+commands.add_command(trace_commands)
 commands.add_command(why)
 
 

@@ -8,6 +8,14 @@ from kvlockstep.fuzz.verdict import CHARTER
 
 Command = Callable[..., None]
 
+sanitize_or_not = click.option(
+    "--sanitize/--no-sanitize",
+    "sanitize",
+    default=None,
+    help="Watch the interpreted kernels, or not, instead of as the trace was found. From its seed, else from 0.",
+)
+"""The option of commands that run a stored trace; they take it as ``sanitize``, None if nobody says."""
+
 
 def accept_unobserved(command: Command) -> Command:
     """Add the option that accepts laws that could not be observed; the command takes them as ``accepted``."""

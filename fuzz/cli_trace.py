@@ -9,7 +9,17 @@ from pathlib import Path
 
 from kvlockstep.fuzz.environments import go_where_it_runs
 from kvlockstep.fuzz.exits import USAGE, Stop, usable
-from kvlockstep.fuzz.registry import BUILT_IN, LANED, Factory, check_lane, choose_lane, factory_for, targets_named
+from kvlockstep.fuzz.registry import (
+    BUILT_IN,
+    LANED,
+    SANITIZED,
+    Factory,
+    check_lane,
+    check_sanitizer,
+    choose_lane,
+    factory_for,
+    targets_named,
+)
 from kvlockstep.fuzz.trace import Trace, TraceError, read_trace
 
 
@@ -22,6 +32,7 @@ class Chosen:
     target: str
     lane: str | None
     fault: str | None
+    sanitize: int | None = None  # seed of the sanitizer that it is to be run under
 
     def open(self) -> tuple[Factory, list[str]]:
         """Start this process over where the target runs, fix its lane, and return the factory and what it lacks.
@@ -34,7 +45,7 @@ class Chosen:
         from kvlockstep.fuzz.replay import what_it_lacks
 
         with usable():
-            factory = factory_for(self.target, self.fault)
+            factory = factory_for(self.target, self.fault, self.sanitize)
             return factory, what_it_lacks(factory, self.trace.header.config, self.trace.ops)
 
     def factory(self) -> Factory:
@@ -62,7 +73,16 @@ def named_by_user(given: str | None, in_header: str, file: Path) -> str:
     return given or in_header
 
 
-def choose(file: Path, target: str | None, lane: str | None, fault: str | None) -> Chosen:
+def seed_for(asked: bool | None, found: int | None, name: str, lane: str | None) -> int | None:
+    """Settle on the seed of the sanitizer: that of the trace where it can run, or where it must. Raises Stop."""
+    if asked:
+        with usable():
+            check_sanitizer(name, lane)
+        return found or 0
+    return found if asked is None and (name, lane) == SANITIZED else None
+
+
+def choose(file: Path, target: str | None, lane: str | None, fault: str | None, sanitize: bool | None = None) -> Chosen:
     """Read a trace, and settle on what it is run: what the options say, else what the trace does. Raises Stop."""
     with usable():
         if target is not None:
@@ -78,4 +98,4 @@ def choose(file: Path, target: str | None, lane: str | None, fault: str | None) 
         if lane is not None:
             check_lane(name, lane)
     planted = None if fault == "none" else fault or (header.fault if found_on else None)
-    return Chosen(file, trace, name, lane, planted)
+    return Chosen(file, trace, name, lane, planted, seed_for(sanitize, header.sanitize, name, lane))

@@ -11,6 +11,8 @@ The model takes the target's choices (which free page and row; for a target of c
 which leaves it evicted) after proving them legal. Where a ``legal`` target promises ``victim_order``, its
 victims must be those that the policy names, and what it evicts beyond that or ahead of a refusal must be an
 allowance that it declares. The model has the target's allowances. No Hypothesis in here.
+
+Seeing all of a cache takes as long as it is large: for long traces on large pools see ``sparse.py``.
 """
 
 import hashlib
@@ -40,6 +42,7 @@ from kvlockstep.fuzz.ops import (
     named_requests,
 )
 from kvlockstep.fuzz.results import defect_of_views, is_result_of, result_words, shown
+from kvlockstep.fuzz.sanitizer import KernelViolation
 from kvlockstep.fuzz.targets.base import AllocResult, KvTarget, Refused, RememberingTarget, Target, allowances_of
 from kvlockstep.fuzz.targets.reference import new_cache, snapshot_of
 from kvlockstep.invariants import Divergence, Hold, Observation, Snapshot, Violation
@@ -207,13 +210,7 @@ class Lockstep:
             model_value = getattr(self.model, kind)(*arguments)
 
         value = self._call_target(op, seen)
-        seen.now = self.now = self._snapshot()
-        self._update_holds(op, seen, value)
-        if lands and seen.refused is None:
-            if _rows_shown(seen.now) is not None:
-                seen.reads = cast(list[Any], self._guarded(self.runner.read_rows, self.model.requests))
-            seen.pool_expected = self.runner.pool_expected
-            seen.pool_got = cast(list[int] | None, self._guarded(self.runner.read_pool))
+        self._look(op, seen, value, done=expected is None and seen.refused is None)
         self._check(seen)
         try:
             if expected != seen.refused:
@@ -233,7 +230,7 @@ class Lockstep:
             return Outcome(seen.refused, value)
         if self._without != COMPARISON:
             self._compare_values(kind, model_value, value)
-            compare(snapshot_of(self.model), seen.now)
+            self._compare_states(seen)
 
         seen.allowed = dict(self.model.allowed - allowed_before)
         if expected is None:
@@ -241,6 +238,27 @@ class Lockstep:
         outcome = Outcome(seen.refused, value)
         self._finish(op, seen, outcome)
         return outcome
+
+    def _look(self, op: Op, seen: Observation, value: object, *, done: bool) -> None:
+        """See what the cache is after an operation, and where a pass landed, what is in rows and pool.
+
+        ``done`` says that model and target both did it.
+        """
+        seen.now = self.now = self._snapshot()
+        self._update_holds(op, seen, value)
+        if done and isinstance(op, Commit):
+            self._read(seen)
+
+    def _read(self, seen: Observation) -> None:
+        """Read every live row, and the whole pool."""
+        if _rows_shown(seen.now) is not None:
+            seen.reads = cast(list[Any], self._guarded(self.runner.read_rows, self.model.requests))
+        seen.pool_expected = self.runner.pool_expected
+        seen.pool_got = cast(list[int] | None, self._guarded(self.runner.read_pool))
+
+    def _compare_states(self, seen: Observation) -> None:
+        """Compare what was seen of the target with the model."""
+        compare(snapshot_of(self.model), seen.now)
 
     def _check(self, seen: Observation) -> None:
         """Hold what was seen to the laws; raise the first violation, or keep all of them where all are wanted."""
@@ -277,7 +295,7 @@ class Lockstep:
             seen.refused = type(refused).__name__
             seen.evicted = refused.evicted
             return None
-        except _NOT_THE_TARGETS:
+        except (*_NOT_THE_TARGETS, KernelViolation):
             raise
         except BaseException as error:
             raise self._target_raised(error) from error
@@ -303,7 +321,7 @@ class Lockstep:
     def _guarded(self, call: Callable[..., object], *arguments: object) -> object:
         try:
             return call(*arguments)
-        except _NOT_THE_TARGETS:
+        except (*_NOT_THE_TARGETS, KernelViolation):
             raise
         except BaseException as error:
             raise self._target_raised(error) from error
@@ -339,7 +357,7 @@ class Lockstep:
         lengths = [len(write_set) for write_set in write_sets]
         self._compare_values("alloc", [item.n for item in op.batch], lengths, "positions to write")
         page_size = self.config.page_size
-        rows, lowest = _rows_shown(seen.now), iter(self.model.rows.free())
+        rows, lowest = self._rows_of(seen), iter(self.model.rows.free())
         newly, pages = {}, {}
         for item, write_set in zip(op.batch, write_sets, strict=True):
             request = self.model.requests[item.request]
@@ -352,6 +370,10 @@ class Lockstep:
                 newly[item.request] = rows[item.request]
         return Choice(newly, pages, victims)
 
+    def _rows_of(self, seen: Observation) -> dict[str, int] | None:
+        """Give the rows of requests after an operation, at least of those that it names; None where nobody can see."""
+        return _rows_shown(seen.now)
+
     def _compare_victims(self, expected: list[list[int]], got: list[list[int]], kind: str = "alloc") -> None:
         if expected != got:
             sides = [("reference", str(expected)), (self.target.name, str(got))]
@@ -362,14 +384,18 @@ class Lockstep:
 
         ``pages_overestimated`` allows an alloc more of them than it needs, each only while too few slots are free.
         """
-        self.model.prove_evictable(evicted)
         free, page_size = self.model.available, self.config.page_size
         if isinstance(op, Evict):
+            self.model.prove_evictable(evicted)
             self._compare_victims(self.model.victims_in_order(-(-op.n // page_size)), evicted, "evict")
             return
         batch = model_arguments(op)[0]
         missing = self.model.pages_needed(batch) - free // page_size
-        order = self.model.victims_in_order()
+        if not evicted and missing <= 0:
+            return
+        self.model.prove_evictable(evicted)
+        n_evicted = sum([len(slots) for slots in evicted]) // page_size
+        order = self.model.victims_in_order(max(missing, n_evicted))
         needed = n_victims = len(self.model.victims_in_order(max(0, missing)))
         while n_victims < min(len(evicted), len(order)):
             if free + sum([len(slots) for slots in order[:n_victims]]) >= self.model.generous_need(batch):
@@ -439,10 +465,13 @@ class Lockstep:
         if self._digest is not None:
             value = outcome.value
             given = (value.write_sets, value.evicted) if isinstance(value, AllocResult) else value
-            rows = [(view.row, view.request, view.slots) for view in seen.now.rows or []]
-            self._digest.update(repr((seen.kind, outcome.refused, given, rows, seen.pool_got)).encode())
+            self._digest.update(repr((seen.kind, outcome.refused, given, *self._shown_after(seen))).encode())
         if self.watch is not None:
             self.watch(op, seen)
+
+    def _shown_after(self, seen: Observation) -> tuple[object, ...]:
+        """Give what the digest takes in of an operation beyond its outcome: rows and pool."""
+        return [(view.row, view.request, view.slots) for view in seen.now.rows or []], seen.pool_got
 
 
 def _rows_shown(snapshot: Snapshot) -> dict[str, int] | None:

@@ -317,7 +317,7 @@ def _with_names(op: Op, names: dict[str, str]) -> Op:
 def _tokens_of(op: Op) -> tuple[int, ...]:
     match op:
         case Submit(tokens=tokens):
-            return tokens
+            return tuple(tokens)
         case Alloc(batch):
             return tuple(token for item in batch for token in item.drafts)
         case Commit(sampled=sampled):

@@ -113,17 +113,33 @@ class ModelRunner:
             for slot, value in zip(landed.slots, landed.values, strict=True):
                 self.pool_expected[slot] = value
 
+    def in_flight(self) -> dict[str, list[int]]:
+        """Give the write set of each pass in flight, by request."""
+        return {name: flying.slots for name, flying in self._passes.items()}
+
+    def read_row(self, name: str, request: RequestFacts) -> Read | None:
+        """Read ``[0, committed_len)`` of one row through the gather path; None where there is no pool or no row."""
+        if self.target is None or request.row is None:
+            return None
+        expected = self.fingerprints(name, request)[: request.committed_len]
+        got = self.target.read_kv(request.row, request.committed_len)
+        return Read(name, request.row, expected, _ints("read_kv", got))
+
+    def read_end(self, name: str, request: RequestFacts, slots: list[int]) -> Read | None:
+        """Read the last committed positions of one request, which its row names as ``slots``.
+
+        None where there is no row, or a target without ``read_slots``.
+        """
+        if self.target is None or request.row is None or not hasattr(self.target, "read_slots"):
+            return None
+        end = request.committed_len
+        expected = self.fingerprints(name, request)[end - len(slots) : end]
+        return Read(name, request.row, expected, _ints("read_slots", self.target.read_slots(slots)))
+
     def read_rows(self, live: dict[str, RequestFacts]) -> list[Read]:
         """Read ``[0, committed_len)`` of every live row back through the cache's gather path."""
-        if self.target is None:
-            return []
-        reads = []
-        for name, request in live.items():
-            if request.row is not None and request.committed_len:
-                expected = self.fingerprints(name, request)[: request.committed_len]
-                got = self.target.read_kv(request.row, request.committed_len)
-                reads.append(Read(name, request.row, expected, _ints("read_kv", got)))
-        return reads
+        reads = [self.read_row(name, request) for name, request in live.items() if request.committed_len]
+        return [read for read in reads if read is not None]
 
     def read_pool(self) -> list[int] | None:
         """Read every slot of the pool, the padding page's included; None if the target has no ``read_slots``."""

@@ -6,6 +6,8 @@ the wrong state, both sides refuse it and nothing changes. So every sub-list of 
 
 from dataclasses import dataclass
 
+from kvlockstep.fuzz.pieces import Pieces
+
 Namespace = tuple[str | None, str | None, tuple[str, ...]]
 NO_NAMESPACE: Namespace = (None, None, ())
 
@@ -13,7 +15,7 @@ NO_NAMESPACE: Namespace = (None, None, ())
 @dataclass(frozen=True, slots=True)
 class Submit:
     request: str
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...] | Pieces
     namespace: Namespace = NO_NAMESPACE
     priority: int = 0
     private: bool = False

@@ -9,7 +9,8 @@ a header with the allowances that the cache declares, and then one operation a l
      "sizes": [12, 4, 0], "allowed": {}}
 
 ``matched`` is the length that a peek or a match found; ``sizes`` are available, evictable and protected slots;
-``allowed`` counts the allowances of the cache that made a difference in this operation.
+``allowed`` counts the allowances of the cache that made a difference in this operation. Where the cache was not seen
+whole (``sparse.py``), ``sizes`` are null, and so is what was evicted.
 
 Not compared: rows, locks and write sets, which the lockstep has held against the model's already.
 """
@@ -66,7 +67,7 @@ def outcome_of(seen: Observation) -> dict[str, Any]:
         "refused": seen.refused,
         "matched": seen.matched_len,
         "evicted": evicted_prefixes(seen),
-        "sizes": [pool.available, pool.evictable, pool.protected],
+        "sizes": [pool.available, pool.evictable, pool.protected] if seen.whole else None,
         "allowed": dict(sorted(seen.allowed.items())),
     }
 
@@ -78,7 +79,7 @@ def evicted_prefixes(seen: Observation) -> list[Prefix] | None:
     """
     if not seen.evicted:
         return []
-    if seen.before.nodes is None:
+    if seen.before.nodes is None or not seen.whole:
         return None
     nodes = {view.node: view for view in seen.before.nodes}
     of_slots = {tuple(sorted(view.slots[FULL])): view for view in nodes.values()}

@@ -39,6 +39,9 @@ ALL = ("gpu_impl", *SGLANG_TARGETS)
 LANED: dict[str, tuple[str, ...]] = {"gpu_impl": LANES, **dict.fromkeys(SGLANG_TARGETS, ("interpret", "torch"))}
 """Built-in targets that run kernels, and the lanes that each has. SGLang's kernels run on the CPU only."""
 
+SANITIZED = ("gpu_impl", "interpret")
+"""The target and the lane that ``--sanitize`` is for."""
+
 
 class TargetUnusable(Exception):
     """The target cannot be had here; the text is one line that says why and what to do."""
@@ -58,6 +61,13 @@ def check_lane(name: str, lane: str) -> None:
         raise TargetUnusable(f"target {name!r} has no lane {lane}, expected one of {', '.join(LANED[name])}")
 
 
+def check_sanitizer(name: str, lane: str | None) -> None:
+    """Raise TargetUnusable where the sanitizer cannot watch: it knows one target, whose kernels must be interpreted."""
+    if (name, lane) != SANITIZED:
+        got = name if lane is None else f"{name} on lane {lane}"
+        raise TargetUnusable(f"--sanitize: expected target {SANITIZED[0]} on lane {SANITIZED[1]}, got {got}")
+
+
 def targets_named(text: str) -> list[str]:
     """Return the targets that the command line names: one, several with commas between them, or ``all``.
 
@@ -70,8 +80,13 @@ def targets_named(text: str) -> list[str]:
     return list(names)
 
 
-def factory_for(name: str, fault: str | None = None) -> Factory:
-    """Return the factory of a target, with a planted fault if one is named. Raises TargetUnusable."""
+def factory_for(name: str, fault: str | None = None, sanitize: int | None = None) -> Factory:
+    """Return the factory of a target, with a planted fault if one is named. Raises TargetUnusable.
+
+    ``sanitize`` is a seed: its kernels run under the sanitizer then.
+    """
+    if sanitize is not None:
+        return _sanitized_factory(name, fault, sanitize)
     if fault is not None:
         return _faulty_factory(name, fault)
     module_name, attribute = check_name(name)
@@ -125,6 +140,19 @@ def _faulty_factory(name: str, fault: str) -> Factory:
         return _checked(name, patching.faulty_factory(planted))
     except patching.FaultDoesNotApply as error:
         raise TargetUnusable(f"fault {fault!r} does not apply: {error}") from error
+
+
+def _sanitized_factory(name: str, fault: str | None, seed: int) -> Factory:
+    from kvlockstep.fuzz.targets.sanitized import sanitized
+
+    plain = factory_for(name, fault)
+
+    def make(config: CacheConfig) -> Target:
+        target = plain(config)
+        check_sanitizer(name, getattr(target, "lane", None))
+        return sanitized(target, seed)
+
+    return make
 
 
 def _checked(name: str, factory: Factory) -> Factory:

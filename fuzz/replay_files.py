@@ -6,6 +6,7 @@ it, replay its trace alone.
 The trees of SGLang are one cache in three forms: what they gave is compared as well (``outcomes.py``).
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+from kvlockstep.fuzz.costs import Cost
 from kvlockstep.fuzz.environments import python_for
 from kvlockstep.fuzz.exits import BROKEN, CLEAN, CRASHED, INTERRUPTED, UNKNOWN, USAGE, VIOLATION
 from kvlockstep.fuzz.outcomes import Comparison, compare_outcomes, read_outcomes
@@ -44,11 +47,15 @@ def worst(codes: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OnTargets:
-    """What one trace gave on several targets: a line each, what it complained of, and the exit code."""
+    """What one trace gave on several targets: a line each, what it complained of, the exit code, records for JSON.
+
+    Where the cache was not seen whole after each operation, what it took stands in the lines too.
+    """
 
     lines: list[str]
     complaints: str
     code: int
+    records: list[dict[str, Any]]
 
 
 def replay_on_each(
@@ -63,6 +70,7 @@ def replay_on_each(
         rows: dict[str, tuple[str, int, str]] = {}
         runs: dict[str, tuple[str, Path, Sequence[str]]] = {}
         outcomes = {target: Path(folder) / f"{i}.jsonl" for i, target in enumerate(targets)}
+        costs = {target: Path(folder) / f"{i}.json" for i, target in enumerate(targets)}
         for target in targets:
             try:
                 python = python_for(target)
@@ -74,19 +82,36 @@ def replay_on_each(
             runs[target] = (
                 python,
                 file,
-                [f"--target={target}", *on_lane, f"--outcomes={outcomes[target]}", *options],
+                [
+                    f"--target={target}",
+                    *on_lane,
+                    f"--outcomes={outcomes[target]}",
+                    f"--json={costs[target]}",
+                    *options,
+                ],
             )
         rows.update(zip(runs, map(_in_a_row, _side_by_side([*runs.values()])), strict=True))
+        records = [json.loads(costs[target].read_text("utf-8")) for target in targets if costs[target].exists()]
         trees = [read_outcomes(outcomes[target]) for target in targets if target in SGLANG_TARGETS]
     ran = [tree for tree in trees if tree is not None]
     comparison = compare_outcomes(ran, policy, "SGLang trees") if len(ran) > 1 else Comparison()
     lines = _aligned({target: rows[target][0] for target in targets}) + comparison.lines
+    lines += _costs_of(records)
     taken = [code for verdict, code, _ in rows.values() if not verdict.startswith(CANNOT_TAKE_IT)]
     if any(not verdict.startswith((CANNOT_TAKE_IT, NOT_RUN)) for verdict, _, _ in rows.values()):
         code = worst([*taken, CLEAN if comparison.agree else VIOLATION])
     else:
         code = USAGE
-    return OnTargets(lines, "".join(rows[target][2] for target in targets), code)
+    return OnTargets(lines, "".join(rows[target][2] for target in targets), code, records)
+
+
+def _costs_of(records: Sequence[dict[str, Any]]) -> list[str]:
+    """Say what each replay took, if any was of a pool so large that it was not seen whole each time."""
+    costs = {record["target"]: Cost.from_json(record) for record in records if "check_every" in record}
+    if all(cost.check_every == 1 for cost in costs.values()):
+        return []
+    widest = max(map(len, costs))
+    return [f"{target:<{widest}}  {cost.row()}" for target, cost in costs.items()]
 
 
 def _in_a_row(done: tuple[str, int, str]) -> tuple[str, int, str]:

@@ -41,6 +41,7 @@ __all__ = [
     "encode_header",
     "encode_op",
     "read_trace",
+    "write_ops",
     "write_trace",
 ]
 
@@ -248,16 +249,22 @@ class TraceWriter:
 
 
 def write_trace(path: str | os.PathLike[str], trace: Trace) -> None:
-    """Write a whole trace and replace the file at once: a reader sees the old one or the new one, on disk.
+    """Write a whole trace, as `write_ops` does."""
+    write_ops(path, trace.header, trace.ops)
 
-    Raises OSError, and ValueError if the format cannot hold an operation; the old file is then untouched.
+
+def write_ops(path: str | os.PathLike[str], header: Header, ops: Iterable[Op]) -> None:
+    """Write a trace, one operation at a time, and replace the file at once: a reader sees the old or the new one.
+
+    Raises OSError, ValueError if the format cannot hold an operation, and what ``ops`` raises; the old file is then
+    untouched.
     """
     folder, name = os.path.split(os.path.abspath(path))
     draft = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
     try:
         with open(draft, "wb") as file:
             packer = zlib.compressobj(wbits=_GZIP) if name.endswith(".gz") else None
-            for line in _text_of(trace):
+            for line in _text_of(header, ops):
                 file.write(packer.compress(line) if packer else line)
             if packer:
                 file.write(packer.flush())
@@ -271,9 +278,9 @@ def write_trace(path: str | os.PathLike[str], trace: Trace) -> None:
     _sync_folder(folder)
 
 
-def _text_of(trace: Trace) -> Iterable[bytes]:
-    yield f"{encode_header(trace.header)}\n".encode("ascii")
-    for op in trace.ops:
+def _text_of(header: Header, ops: Iterable[Op]) -> Iterable[bytes]:
+    yield f"{encode_header(header)}\n".encode("ascii")
+    for op in ops:
         yield f"{encode_op(op)}\n".encode("ascii")
 
 

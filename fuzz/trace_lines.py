@@ -1,11 +1,11 @@
 """One line of a trace, to text and back: the header, and the operations of SPEC section 5 (docs/traces.md).
 
 The text is canonical: compact JSON, fields in the order of the classes in ``ops.py``, ASCII, every
-field written but for ``config.options`` where none is on. Whatever ``encode_op`` accepts is a line that
-``decode_op`` turns into an equal operation; a canonical line comes back as the same bytes. Four rules are
-not in the published schema, because a schema cannot say them: a field stands once, numbers have no fraction
-or exponent (``NaN`` neither), all tokens of an operation, expanded, are at most ``MAX_TOKENS``, and options
-are sorted.
+field written but for ``config.options`` where none is on, and ``sanitize`` where no sanitizer watched. Whatever
+``encode_op`` accepts is a line that ``decode_op`` turns into an equal operation; a canonical line comes back as
+the same bytes. Four rules are not in the published schema, because a schema cannot say them: a field stands
+once, numbers have no fraction or exponent (``NaN`` neither), all tokens of an operation, expanded, are at most
+``MAX_TOKENS``, and options are sorted.
 
 Nothing is ever evaluated, and ``target`` is only a name: importing what it names is the decision of
 the person who replays.
@@ -40,6 +40,7 @@ from kvlockstep.fuzz.ops import (
     Retract,
     Submit,
 )
+from kvlockstep.fuzz.pieces import Pieces
 from kvlockstep.fuzz.trace_bounds import (
     LANES,
     MAX_BATCH,
@@ -56,7 +57,6 @@ from kvlockstep.fuzz.trace_bounds import (
     TARGET,
     VERSION,
     BadLine,
-    block_tokens,
     check_fields,
     check_integer,
     check_list,
@@ -85,6 +85,7 @@ class Header:
     target: str = "gpu_impl"
     lane: str | None = None  # None: the target has none
     fault: str | None = None  # the planted fault that makes it fail
+    sanitize: int | None = None  # the seed of the sanitizer that its kernels ran under
 
 
 # To text
@@ -103,6 +104,13 @@ def _tokens_text(tokens: tuple[int, ...], name: str, high: int = MAX_TOKENS) -> 
     return f"[{','.join(map(int.__repr__, tokens))}]"
 
 
+def _prompt_text(tokens: tuple[int, ...] | Pieces) -> str:
+    if not isinstance(tokens, Pieces):
+        return _tokens_text(tokens, "submit.tokens")
+    _check_pieces(list(map(list, tokens.pieces)))
+    return f"[{','.join([f'[{block},{length}]' for block, length in tokens.pieces])}]"
+
+
 @lru_cache(4096)
 def _namespace_text(namespace: Namespace) -> str:
     extra_key, cache_salt, content_ids = namespace
@@ -113,7 +121,7 @@ def _namespace_text(namespace: Namespace) -> str:
 
 def _submit_text(op: Submit) -> str:
     return (
-        f'{{"op":"submit","request":{_name_text(op.request)},"tokens":{_tokens_text(op.tokens, "submit.tokens")},'
+        f'{{"op":"submit","request":{_name_text(op.request)},"tokens":{_prompt_text(op.tokens)},'
         f'"namespace":{_namespace_text(op.namespace)},"priority":{check_integer(op.priority, "submit.priority")},'
         f'"private":{"true" if check_switch(op.private, "submit.private") else "false"}}}'
     )
@@ -172,6 +180,8 @@ def encode_header(header: Header) -> str:
     """Write a header as its canonical line, without the newline. Raises ValueError as ``encode_op`` does."""
     body: dict[str, Any] = {"kvlockstep": VERSION, "config": header.config.to_json()}
     body |= {name: getattr(header, name) for name in _HEADER_FIELDS[2:]}
+    if header.sanitize is not None:
+        body["sanitize"] = header.sanitize
     _header(body)
     return json.dumps(body, separators=(",", ":"))
 
@@ -231,10 +241,15 @@ def _tokens(value: Any, name: str, high: int = MAX_TOKENS) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def _prompt(value: Any) -> tuple[int, ...]:
+def _prompt(value: Any) -> tuple[int, ...] | Pieces:
     """Tokens as integers, or as pieces ``[block, length]``; never a mixture."""
     if type(value) is not list or not value or type(value[0]) is not list:
         return _tokens(value, "submit.tokens")
+    _check_pieces(value)
+    return Pieces(tuple([(block, length) for block, length in value]))
+
+
+def _check_pieces(value: Any) -> None:
     total = 0
     for at, piece in enumerate(check_list(value, "submit.tokens", MAX_TOKENS)):
         if type(piece) is not list or len(piece) != 2:
@@ -243,7 +258,6 @@ def _prompt(value: Any) -> tuple[int, ...]:
         total += check_integer(piece[1], f"submit.tokens[{at}] length", 1, MAX_TOKENS)
         if total > MAX_TOKENS:
             raise BadLine(f"submit.tokens: the pieces make more than {MAX_TOKENS} tokens", "use shorter ones")
-    return tuple(token for block, length in value for token in block_tokens(block, length))
 
 
 def _namespace(value: Any) -> Namespace:
@@ -306,7 +320,7 @@ _FROM_BODY: dict[str, Callable[[dict[str, Any]], Op]] = {
 }
 
 _OP_FIELDS = {kind.__name__.lower(): ("op", *(field.name for field in fields(kind))) for kind in OPS}
-_HEADER_FIELDS = ("kvlockstep", *(field.name for field in fields(Header)))
+_HEADER_FIELDS = ("kvlockstep", *(field.name for field in fields(Header) if field.name != "sanitize"))
 _CONFIG_FIELDS = tuple(field.name for field in fields(CacheConfig) if field.name != "options")
 
 
@@ -328,7 +342,9 @@ def _header(body: dict[str, Any]) -> Header:
     version = check_integer(body["kvlockstep"], "version", 1)
     if version != VERSION:
         raise BadLine(f"trace version {version}, this kvlockstep reads {VERSION}", "upgrade kvlockstep")
-    check_fields(body, _HEADER_FIELDS, "header")
+    check_fields(body, (*_HEADER_FIELDS, "sanitize") if "sanitize" in body else _HEADER_FIELDS, "header")
+    if "sanitize" in body:
+        check_integer(body["sanitize"], "sanitize", 0)
     config = body["config"]
     if type(config) is not dict:
         raise BadLine(f"config: expected an object, got {shown(config)}")
@@ -349,7 +365,7 @@ def _header(body: dict[str, Any]) -> Header:
         built = CacheConfig.from_json(config)
     except ValueError as error:
         raise BadLine(str(error)) from None
-    return Header(built, **{name: body[name] for name in _HEADER_FIELDS[2:]})
+    return Header(built, **{name: body[name] for name in _HEADER_FIELDS[2:]}, sanitize=body.get("sanitize"))
 
 
 def decode_op(line: str, where: str) -> Op:

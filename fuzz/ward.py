@@ -23,6 +23,7 @@ from time import monotonic
 from typing import Any, Self, cast
 
 from kvlockstep.fuzz.config import CacheConfig
+from kvlockstep.fuzz.costs import Cost
 from kvlockstep.fuzz.describe import describe_config, describe_op, signature_of
 from kvlockstep.fuzz.environments import python_for
 from kvlockstep.fuzz.ops import Op, kind_of
@@ -101,6 +102,7 @@ class Ended:
     statistics: Statistics = field(default_factory=Statistics)
     digest: str | None = None
     lacks: tuple[str, ...] = ()
+    cost: Cost | None = None  # of a run in this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ class Ward:
         target: str,
         lane: str | None,
         fault: str | None = None,
+        sanitize: int | None = None,
         *,
         limits: Limits = LIMITS,
     ) -> None:
@@ -137,7 +140,7 @@ class Ward:
         self._ready = False  # it has imported what the target needs
         self._heard = b""
         self._folder = tempfile.TemporaryDirectory(prefix="kvlockstep-ward-", ignore_cleanup_errors=True)
-        self.charge = Charge(target, lane, fault, self._folder.name)
+        self.charge = Charge(target, lane, fault, self._folder.name, sanitize)
         try:
             self._process = self._start(python_for(target))
         except BaseException:

@@ -76,6 +76,7 @@ class Charge:
     lane: str | None
     fault: str | None
     folder: str  # for what is written on the way; it goes with the keeper
+    sanitize: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,7 @@ def _serve(charge: Charge, argument: str) -> None:
 
 def _factory_for(charge: Charge) -> Factory:
     choose_lane(charge.lane)
-    return factory_for(charge.target, charge.fault)
+    return factory_for(charge.target, charge.fault, charge.sanitize)
 
 
 def _use_once(factory: Factory, target: str) -> None:

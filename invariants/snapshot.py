@@ -148,3 +148,4 @@ class Observation:
     pool_expected: list[int] | None = None  # commit, by slot: fingerprints that the pool must hold now
     pool_got: list[int] | None = None
     allowed: dict[str, int] = field(default_factory=dict)  # differences from SPEC that the model made here, by name
+    whole: bool = True  # False: ``before`` and ``now`` are of an earlier moment, only what came back was seen

@@ -192,7 +192,7 @@ class Cache(CacheState):
 
     def _eviction_for(self, need: int, victims: Sequence[Sequence[int]] | None) -> list[Edge]:
         """Plan what to evict so that ``need`` pages are free, or as many as can be."""
-        if victims is None and need <= self.pages.n_free:
+        if not victims and need <= self.pages.n_free:
             return []
         locked = self.lock_counts()
         missing = need - self.pages.n_free
@@ -214,7 +214,7 @@ class Cache(CacheState):
         free_pages = sorted(self.pages.free() + [vertex.page for edge in plan for vertex in edge])
         if choice is not None:
             prove_rows(choice.rows, takers, free_rows)
-            prove_pages(choice.pages, needs, free_pages)
+            prove_pages(choice.pages, needs, frozenset(free_pages))
             return dict(choice.rows), dict(choice.pages)
         rows = dict(zip(takers, free_rows, strict=False))
         lowest = iter(free_pages)

@@ -72,6 +72,7 @@ headers = st.builds(
     target=st.from_regex(bounds.TARGET, fullmatch=True),
     lane=st.sampled_from((*bounds.LANES, None)),
     fault=st.none() | names,
+    sanitize=st.none() | st.integers(0, bounds.MAX_NUMBER),
 )
 
 

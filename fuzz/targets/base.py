@@ -8,6 +8,7 @@ Beyond the members of `Target` a target may have:
   ``CacheConfig.options``; the default config has none on. A factory raises for one that it does not know.
 * ``page_sizes: tuple[int, ...]``: those that are drawn for it, in place of `PAGE_SIZES`.
 * ``allowances: frozenset[str]``: named differences from SPEC, from ``reference/allowances.py``.
+* ``glance(request, start)``: one request without the rest of the cache, for long traces on large pools (``sparse.py``).
 * ``forget(request)``: called when a waiting request that it has seen in ``peek`` or ``retract`` ends unmatched.
 """
 
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 from kvlockstep.fuzz.ops import AllocItem, Namespace
-from kvlockstep.invariants import Snapshot
+from kvlockstep.invariants import RequestView, Snapshot
 
 
 class Refused(Exception):
@@ -120,6 +121,13 @@ class RememberingTarget(Target, Protocol):
     """A target that keeps something of a request that waits."""
 
     def forget(self, request: str) -> None: ...
+
+
+class GlancingTarget(Target, Protocol):
+    """A target that can show one request in a time that does not grow with the cache."""
+
+    def glance(self, request: str, start: int) -> tuple[RequestView, list[int]] | None:
+        """Give the request as a snapshot does, and what its row names from ``start`` on; None if it is not live."""
 
 
 class KvTarget(Target, Protocol):

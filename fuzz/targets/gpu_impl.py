@@ -9,6 +9,7 @@ locks and the victims' queue that the cache maintains stand beside it as claims.
 
 from array import array
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from itertools import pairwise
 from types import ModuleType
 from typing import Any, Literal, TypeVar
@@ -29,6 +30,8 @@ T = TypeVar("T")
 REFUSAL_OF = {refusal.__name__: refusal for refusal in REFUSALS}
 MEMO_LIMIT = 4096
 """Decoded edges that are remembered; a long run with large pools starts over at times."""
+LONGEST_REMEMBERED = 1024
+"""Units or slots of such an edge; longer ones are decoded each time, so that what is remembered stays small."""
 
 
 def make(config: CacheConfig) -> "GpuImplTarget":
@@ -70,6 +73,11 @@ class GpuImplTarget:
         self._slots_of: dict[bytes, list[int]] = {}
         self._planes = Planes(config)
         self._retracted: dict[str, array[int]] = {}  # tokens that the cache gave back, for the next match
+
+    @property
+    def kernels(self) -> ModuleType:
+        """The module of the kernels that its operations launch. Before: the lane is not ``torch``."""
+        return import_module(f"{self._impl.__name__}.kernels")
 
     # Operations
 
@@ -136,14 +144,8 @@ class GpuImplTarget:
         requests: list[RequestView] = []
         for name, live in cache.requests.items():
             if live.row is not None:
-                slots = cache.device.row_table[live.row, : live.allocated_len].tolist()
-                rows.append(RowView(live.row, name, slots))
-            anchor = live.anchor or ROOT
-            requests.append(
-                RequestView(
-                    name, live.state, live.protected_len, live.committed_len, live.allocated_len, anchor, live.row
-                )
-            )
+                rows.append(RowView(live.row, name, self._row_slots(live, 0)))
+            requests.append(_request_view(name, live))
         pool = PoolView(
             self._config.n_pages,
             cache.free_pages.free.tolist(),
@@ -165,6 +167,16 @@ class GpuImplTarget:
             root_lock_ref=cache.tree.lock_ref[0],
             max_context_len=cache.device.row_table.shape[1],
         )
+
+    def glance(self, request: str, start: int) -> tuple[RequestView, list[int]] | None:
+        live = self._cache.requests.get(request)
+        if live is None:
+            return None
+        return _request_view(request, live), [] if live.row is None else self._row_slots(live, start)
+
+    def _row_slots(self, live: Any, start: int) -> list[int]:
+        slots: list[int] = self._cache.device.row_table[live.row, start : live.allocated_len].tolist()
+        return slots
 
     def _nodes(self) -> list[NodeView]:
         """Walk from the root down, each node below the parent that lists it."""
@@ -231,7 +243,21 @@ class GpuImplTarget:
         return torch.frombuffer(numbers, dtype=torch.int32).to(self._cache.device.device)
 
 
+def _request_view(name: str, live: Any) -> RequestView:
+    return RequestView(
+        name,
+        live.state,
+        live.protected_len,
+        live.committed_len,
+        live.allocated_len,
+        live.anchor or ROOT,
+        live.row,
+    )
+
+
 def _remember(memo: dict[bytes, Any], key: bytes, value: Any) -> None:
+    if len(value) > LONGEST_REMEMBERED:
+        return
     if len(memo) >= MEMO_LIMIT:
         memo.clear()
     memo[key] = value

@@ -83,6 +83,13 @@ class ReferenceTarget:
     def snapshot(self) -> Snapshot:
         return snapshot_of(self.cache)
 
+    def glance(self, request: str, start: int) -> tuple[RequestView, list[int]] | None:
+        r = self.cache.requests.get(request)
+        if r is None:
+            return None
+        view = RequestView(request, r.state, r.protected_len, r.committed_len, r.allocated_len, None, r.row)
+        return view, [] if r.row is None else self.cache.rows.slots(r.row, start, r.allocated_len)
+
     def write_kv(self, slots: Sequence[int], values: Sequence[int]) -> None:
         self.kv.update(zip(slots, values, strict=True))
 

@@ -370,6 +370,16 @@ class SglangTarget:
         views = [self._request(live) for live in self._table.live.values()]
         return snapshot_of(self._engine.cache, self._view, views)
 
+    def glance(self, request: str, start: int) -> tuple[RequestView, list[int]] | None:
+        live = self._table.live.get(request)
+        if live is None:
+            return None
+        view = self._request(live)
+        if view.row is None:
+            return view, []
+        slots: list[int] = self._engine.rows.req_to_token[view.row, start : view.allocated_len].tolist()
+        return view, slots
+
     def _request(self, live: Live) -> RequestView:
         admission: Admission = live.engine
         return request_view(live.request, live.state, admission.req, self._view, admission.ahead)
