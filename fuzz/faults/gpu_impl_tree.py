@@ -249,8 +249,9 @@ TREE_FAULTS = (
         kind="stale entry in a side table after recycling",
         bug="vllm-project/vllm#58222",
         module="victims.py",
-        old="            if self.entries.get(entry[1]) is entry:",
-        new="            if entry[1] in self.entries:",
+        old="        if place == NOWHERE:\n            place = self._n\n",
+        new="        if place != NOWHERE:\n            return\n"
+        "        if place == NOWHERE:\n            place = self._n\n",
         laws=("OutcomeDiffers",),
     ),
     SourceFault(
