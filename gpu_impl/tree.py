@@ -278,9 +278,13 @@ class PrefixTree:
     def _requeue(self, node: int) -> None:
         """Put ``node`` in its place among the victims if it is evictable: unlocked and without children."""
         if node != ROOT and self.lock_ref[node] == 0 and self.children[node] is None:
-            first, second = self._policy(self.stamp[node], self.created[node], self.hits[node], self.priority[node])
-            first_page = int.from_bytes(self.pages[node][:TOKEN_BYTES], sys.byteorder)
-            self.victims.put(node, first, second, self.end[node] << 32 | first_page)
+            self._enqueue(node)
+
+    def _enqueue(self, node: int) -> None:
+        """Rank ``node`` by the policy; then, as a guard, by the shorter path and the smaller first page of the edge."""
+        first, second = self._policy(self.stamp[node], self.created[node], self.hits[node], self.priority[node])
+        first_page = int.from_bytes(self.pages[node][:TOKEN_BYTES], sys.byteorder)
+        self.victims.put(node, first, second, self.end[node] << 32 | first_page)
 
     def all_pages(self) -> "array[int]":
         """Collect the pages of every node."""

@@ -188,7 +188,7 @@ TREE_FAULTS = (
         kind="split or re-key loses something",
         module="tree.py",
         old="        self._requeue(node)\n        return upper",
-        new="        if self.children[node] is None:\n            self.victims.put(node, self._rank(node))\n"
+        new="        if self.children[node] is None:\n            self._enqueue(node)\n"
         "        return upper",
         laws=("EvictableSetWrong",),
         needs=("only after a split of a locked edge",),

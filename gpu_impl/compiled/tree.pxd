@@ -26,3 +26,4 @@ cdef class PrefixTree:
     @cython.locals(node="long long", parent="long long", children=dict)
     cpdef evict_one(self)
     cpdef _requeue(self, long long node)
+    cdef _enqueue(self, long long node)
