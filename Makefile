@@ -11,6 +11,9 @@ VENV_SGLANG := .venv-sglang
 READY_SGLANG := $(VENV_SGLANG)/.ready
 SGLANG_TARGETS := sglang:radix,sglang:unified-python,sglang:unified-rust
 
+# Compiled where there is a compiler, so built again when one of them changes.
+COMPILED := $(foreach name,runs tree victims,gpu_impl/$(name).py gpu_impl/compiled/$(name).pxd)
+
 .PHONY: fuzz ray sglang test
 
 fuzz: $(READY)
@@ -58,7 +61,7 @@ define create
 	@$(PYTHON) -m venv $(1)
 endef
 
-$(READY): pyproject.toml requirements/torch.txt requirements/ci.txt
+$(READY): pyproject.toml requirements/torch.txt requirements/ci.txt $(COMPILED)
 	$(call create,$(VENV))
 	@echo "== $(VENV) 2/4: torch (the largest download)"
 	$(call install,$(VENV),-r requirements/torch.txt)
@@ -73,7 +76,7 @@ $(READY_RAY): $(READY) requirements/ray.txt
 	$(call install,$(VENV),--no-deps -r requirements/ray.txt)
 	@touch $@
 
-$(READY_SGLANG): pyproject.toml requirements/torch.txt requirements/sglang.txt
+$(READY_SGLANG): pyproject.toml requirements/torch.txt requirements/sglang.txt $(COMPILED)
 	$(call create,$(VENV_SGLANG))
 	@echo "== $(VENV_SGLANG) 2/4: torch (the largest download)"
 	$(call install,$(VENV_SGLANG),-r requirements/torch.txt)

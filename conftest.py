@@ -61,8 +61,15 @@ def _missing_sglang() -> str | None:
     return None
 
 
+def _missing_compiled() -> str | None:
+    from kvlockstep.fuzz.environments import why_not_compiled
+
+    return why_not_compiled()
+
+
 _MISSING = {
     "browser": _missing_browser,
+    "compiled": _missing_compiled,
     "cuda": _missing_cuda,
     "ray": lambda: _missing_module("ray"),
     "sglang": _missing_sglang,

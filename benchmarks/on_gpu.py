@@ -207,10 +207,10 @@ def decoding_cache(setup: Setup, n_requests: int, length: int) -> KvCache:
     cache = KvCache(config, setup.lane)
     cache.device = GraphedDevice(config, setup.lane, (n_requests,))
     for nth in range(n_requests):
-        cache.match(f"r{nth}", array("i", range(nth * length, (nth + 1) * length)))
+        cache.match(f"r{nth}", array("q", range(nth * length, (nth + 1) * length)))
     cache.alloc([Extend(f"r{nth}", length) for nth in range(n_requests)])
     for nth in range(n_requests):
-        cache.commit(f"r{nth}", length, array("i", [1]))
+        cache.commit(f"r{nth}", length, array("q", [1]))
     return cache
 
 
@@ -221,7 +221,7 @@ def decode(cache: KvCache) -> float:
     cache.alloc(batch)
     seconds = time.perf_counter() - started
     for name in cache.requests:
-        cache.commit(name, 1, array("i", [1]))
+        cache.commit(name, 1, array("q", [1]))
     return seconds
 
 
@@ -238,7 +238,7 @@ def read_backs(setup: Setup) -> Iterator[tuple[str, str]]:
             cache.write_kv(step.write_set, kv, kv)
             check_device(cache, list(cache.requests), step)
             for name in cache.requests:
-                cache.commit(name, 1, array("i", [1]))
+                cache.commit(name, 1, array("q", [1]))
         cache.device.buckets.clear()
         cache.alloc([Extend(name, 1) for name in cache.requests])
         cache.commit("r0", 1)
@@ -331,7 +331,7 @@ def _checks_of(setup: Setup, page_size: int, n_rows: int, length: int, name: str
     sizes = {"n_pages": n_pages, "n_rows": n_rows, "max_context_len": length + 1, "head_dim": 1}
     cache = KvCache(ImplConfig(page_size=page_size, **sizes), setup.lane)
     for nth in range(n_rows):
-        cache.match(f"r{nth}", array("i", range(nth * length, (nth + 1) * length)))
+        cache.match(f"r{nth}", array("q", range(nth * length, (nth + 1) * length)))
     batch = list(cache.requests)
     cache.alloc([Extend(request, half) for request in batch])
     for request in batch:

@@ -7,7 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from kvlockstep.fuzz.environments import python_for, sglang_found
+from kvlockstep.fuzz.environments import python_for, sglang_found, why_not_compiled
 from kvlockstep.fuzz.failures import environment
 from kvlockstep.fuzz.registry import ALL, BUILT_IN, LANED, SGLANG_TARGETS, TargetUnusable
 from kvlockstep.fuzz.trace_bounds import LANES
@@ -112,6 +112,8 @@ def examine() -> list[Finding]:
         present = facts[package] != "absent"
         findings.append(Finding(package, present, facts[package] if present else f"absent: pip install {package}"))
     findings.append(_sglang())
+    interpreted = why_not_compiled()
+    findings.append(Finding("gpu_impl's host side", interpreted is None, interpreted or "compiled"))
     crosshair = importlib.util.find_spec("crosshair") is not None
     findings.append(Finding("crosshair", crosshair, "present" if crosshair else "absent: pip install crosshair-tool"))
     cores = len(os.sched_getaffinity(0))

@@ -114,3 +114,10 @@ def _look_at(python: str) -> tuple[str | None, bool, str | None]:
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
         raise TargetUnusable(f"{python} does not run as a Python that could have SGLang: make sglang") from error
     return package, has_sglang, version
+
+
+def why_not_compiled() -> str | None:
+    """Say why the host side of `gpu_impl` is interpreted here; None where it is compiled."""
+    from kvlockstep.gpu_impl.native import WHY_NOT
+
+    return WHY_NOT

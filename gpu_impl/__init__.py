@@ -8,7 +8,7 @@ table and the keys and values are tensors. No operation brings data from the dev
 >>> import torch
 >>> from kvlockstep.gpu_impl import CacheConfig, Extend, KvCache
 >>> cache = KvCache(CacheConfig(page_size=2, n_pages=8, n_rows=2, max_context_len=16, head_dim=4), lane="torch")
->>> prompt = array("i", [11, 12, 13, 14, 15])
+>>> prompt = array("q", [11, 12, 13, 14, 15])
 >>> cache.match("r0", prompt)  # nothing is published yet
 0
 >>> step = cache.alloc([Extend("r0", n=5)])
@@ -16,7 +16,7 @@ table and the keys and values are tensors. No operation brings data from the dev
 (torch.Size([5]), [0], [5])
 >>> kv = torch.ones(1, 5, 1, 4, dtype=torch.bfloat16, device=step.write_set.device)
 >>> cache.write_kv(step.write_set, kv, 2 * kv)  # what the model's forward pass does
->>> cache.commit("r0", kept=5, sampled=array("i", [16]))
+>>> cache.commit("r0", kept=5, sampled=array("q", [16]))
 >>> cache.release("r0")
 >>> cache.match("r1", prompt)  # the two whole pages of r0 are found again
 4

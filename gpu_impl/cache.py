@@ -16,6 +16,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .arithmetic import matchable_units, pages_spanned, pages_to_take, published_len, whole_pages
@@ -23,6 +25,7 @@ from .config import CacheConfig
 from .device import DeviceState
 from .free_stack import FreeStack
 from .lane import choose_lane
+from .native import PrefixTree, int32_bytes, slots_of
 from .plan import BatchPlan
 from .refusals import (
     BadArgument,
@@ -35,7 +38,7 @@ from .refusals import (
     UnknownRequest,
     WrongState,
 )
-from .tree import Namespace, PrefixTree
+from .tree import Namespace
 
 NO_NAMESPACE: Namespace = (None, None, ())
 
@@ -43,7 +46,7 @@ MATCHED, IN_FLIGHT, RUNNING = "MATCHED", "IN_FLIGHT", "RUNNING"
 
 
 def no_tokens() -> "array[int]":
-    return array("i")
+    return array("q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class Allocation:
     write_set: Tensor  # int32, on the device
     offsets: list[int]  # of each request of the batch in ``write_set``
     lengths: list[int]
-    evicted: "list[array[int]]"  # slots per removed node, in victim order
+    evicted: "list[NDArray[np.int32]]"  # slots per removed node, in victim order
 
 
 @dataclass(slots=True)
@@ -143,7 +146,7 @@ class KvCache:
     ) -> int:
         """Admit a request: find and lock the longest published prefix of its tokens and return its length.
 
-        ``tokens`` is an ``array('i')`` and is copied. One token is always left to compute.
+        ``tokens`` is an ``array('q')`` and is copied. One token is always left to compute.
         Refuses: as `peek`.
         """
         self._check_admission(request, tokens)
@@ -169,8 +172,8 @@ class KvCache:
             if live.state == IN_FLIGHT:
                 raise InFlight(f"{request}: its pass has not landed")
             raise WrongState(f"{request}: expected a name that is not live, it is {live.state}")
-        if not isinstance(tokens, array) or tokens.typecode != "i":
-            raise TypeError(f"tokens: expected an array('i'), got {type(tokens).__name__}")
+        if not isinstance(tokens, array) or tokens.typecode != "q":
+            raise TypeError(f"tokens: expected an array('q'), got {type(tokens).__name__}")
         if not tokens:
             raise BadArgument(f"{request}: no tokens")
         # A retracted request can hold one token more than a row has positions: the last one sampled.
@@ -186,7 +189,7 @@ class KvCache:
     def _key(self, tokens: "array[int]", start: int, n_pages: int) -> bytes:
         """Cut the bytes of ``n_pages`` pages of key units out of ``tokens``, from position ``start`` on."""
         overlap = 1 if self.config.bigram and n_pages else 0
-        return tokens[start : start + n_pages * self.config.page_size + overlap].tobytes()
+        return int32_bytes(tokens, start, n_pages * self.config.page_size + overlap)
 
     # A forward pass
 
@@ -347,7 +350,7 @@ class KvCache:
 
     # Memory pressure
 
-    def evict(self, n_slots: int) -> "list[array[int]]":
+    def evict(self, n_slots: int) -> "list[NDArray[np.int32]]":
         """Remove nodes in policy order until ``n_slots`` are freed or none is left; return the slots per node.
 
         Refuses: BadArgument.
@@ -356,7 +359,7 @@ class KvCache:
             raise BadArgument(f"evict: {n_slots} slots asked, expected at least 1")
         return self._evict_pages(pages_spanned(n_slots, self.config.page_size))
 
-    def _evict_pages(self, n_pages: int) -> "list[array[int]]":
+    def _evict_pages(self, n_pages: int) -> "list[NDArray[np.int32]]":
         evicted = []
         freed = 0
         while freed < n_pages:
@@ -365,12 +368,8 @@ class KvCache:
                 break
             self.free_pages.give_back(pages)
             freed += len(pages)
-            evicted.append(self._slots_of(pages))
+            evicted.append(slots_of(pages, self.config.page_size))
         return evicted
-
-    def _slots_of(self, pages: "array[int]") -> "array[int]":
-        page_size = self.config.page_size
-        return array("i", [slot for page in pages for slot in range(page * page_size, (page + 1) * page_size)])
 
     def reset(self) -> None:
         """Empty the tree. Generations go on, so that handles from before can be told.

@@ -1,6 +1,7 @@
+# cython: annotation_typing=False
 """The prefix tree: published runs of key units with their pages, found again by comparing memory.
 
-A compressed radix tree over whole pages. Each node is a number; its fields stand in parallel lists. The
+A compressed radix tree over whole pages. Each node is a number; its fields stand in parallel buffers and lists. The
 edge that leads to a node is a byte string of int32 tokens, so matching a run is one memory compare,
 however long the run is. In bigram mode the units of ``k`` pages overlap, and their edge is the bytes of
 ``k * page_size + 1`` tokens; the last one is the first of the edge below.
@@ -22,7 +23,7 @@ deep as memory allows.
 import sys
 from array import array
 
-from .victims import POLICIES, Rank, VictimQueue
+from .victims import POLICIES, VictimQueue
 
 Namespace = tuple[str | None, str | None, tuple[str, ...]]
 """``(extra_key, cache_salt, content_ids)``, compared part by part."""
@@ -44,17 +45,17 @@ class PrefixTree:
 
     def clear(self) -> None:
         """Drop every node, locked or not."""
-        self.parent: list[int] = [ROOT]
         self.edge: list[bytes] = [b""]
         self.pages: list[bytes] = [b""]  # of the edge, int32
-        self.end: list[int] = [0]  # pages from the root to the end of the edge
         self.children: list[dict[object, int] | None] = [None]
         self.namespace: list[Namespace | None] = [None]  # of nodes right below the root
-        self.lock_ref: list[int] = [0]
-        self.stamp: list[int] = [0]
-        self.created: list[int] = [0]
-        self.hits: list[int] = [0]
-        self.priority: list[int] = [0]
+        self.parent = array("q", [ROOT])
+        self.end = array("q", [0])  # pages from the root to the end of the edge
+        self.lock_ref = array("q", [0])
+        self.stamp = array("q", [0])
+        self.created = array("q", [0])
+        self.hits = array("q", [0])
+        self.priority = array("q", [0])
         self._spare: list[int] = []  # numbers of removed nodes
         self.victims = VictimQueue()
         self.evictable = 0  # pages on unlocked nodes
@@ -208,18 +209,19 @@ class PrefixTree:
     def _new_node(self) -> int:
         if self._spare:
             return self._spare.pop()
-        self.parent.append(ROOT)
+        if len(self.edge) == len(self.parent):
+            self.parent = _doubled(self.parent)
+            self.end = _doubled(self.end)
+            self.lock_ref = _doubled(self.lock_ref)
+            self.stamp = _doubled(self.stamp)
+            self.created = _doubled(self.created)
+            self.hits = _doubled(self.hits)
+            self.priority = _doubled(self.priority)
         self.edge.append(b"")
         self.pages.append(b"")
-        self.end.append(0)
         self.children.append(None)
         self.namespace.append(None)
-        self.lock_ref.append(0)
-        self.stamp.append(0)
-        self.created.append(0)
-        self.hits.append(0)
-        self.priority.append(0)
-        return len(self.parent) - 1
+        return len(self.edge) - 1
 
     # Locks
 
@@ -257,7 +259,7 @@ class PrefixTree:
     def evict_one(self) -> "array[int] | None":
         """Remove the first victim and return its pages, or None where every node is locked or there is none."""
         node = self.victims.pop()
-        if node is None:
+        if node < 0:
             return None
         freed = array("i", self.pages[node])
         parent = self.parent[node]
@@ -276,13 +278,13 @@ class PrefixTree:
     def _requeue(self, node: int) -> None:
         """Put ``node`` in its place among the victims if it is evictable: unlocked and without children."""
         if node != ROOT and self.lock_ref[node] == 0 and self.children[node] is None:
-            self.victims.put(node, self._rank(node))
+            self._enqueue(node)
 
-    def _rank(self, node: int) -> Rank:
-        """Rank by policy; then, as a guard, the shorter path and the smaller first page of the edge."""
-        wanted = self._policy(self.stamp[node], self.created[node], self.hits[node], self.priority[node])
+    def _enqueue(self, node: int) -> None:
+        """Rank ``node`` by the policy; then, as a guard, by the shorter path and the smaller first page of the edge."""
+        first, second = self._policy(self.stamp[node], self.created[node], self.hits[node], self.priority[node])
         first_page = int.from_bytes(self.pages[node][:TOKEN_BYTES], sys.byteorder)
-        return (*wanted, self.end[node], first_page)
+        self.victims.put(node, first, second, self.end[node] << 32 | first_page)
 
     def all_pages(self) -> "array[int]":
         """Collect the pages of every node."""
@@ -290,3 +292,8 @@ class PrefixTree:
         for edge_pages in self.pages:
             pages.frombytes(edge_pages)
         return pages
+
+
+def _doubled(numbers: "array[int]") -> "array[int]":
+    """Copy a buffer with as much room again, zeros. One that is in use elsewhere cannot grow in place."""
+    return array("q", bytes(numbers) + bytes(8 * len(numbers)))

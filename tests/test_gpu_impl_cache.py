@@ -189,7 +189,7 @@ def test_abort_in_flight_keeps_everything_until_the_pass_lands():
 def test_retract_returns_all_tokens_and_forgets_the_name():
     target = build()
     cache = target._cache
-    cache.match("r0", array("i", letters("abc")))
+    cache.match("r0", array("q", letters("abc")))
     target.alloc([AllocItem("r0", 5, (7, 8))])
     target.commit("r0", 4, [9])
 

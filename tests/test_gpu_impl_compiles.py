@@ -33,7 +33,7 @@ KERNELS = {
 }
 
 COMPILE = """
-import importlib, json, pathlib, pkgutil, re, subprocess, sys, tempfile
+import importlib, json, pathlib, re, subprocess, sys, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
@@ -67,10 +67,10 @@ def amd(compiled, architecture):
     registers, scalars, vectors = (int(re.search(rf"\\.{count}:\\s*(\\d+)", text)[1]) for count in counts)
     return registers, scalars + vectors
 
-for module in pkgutil.iter_modules(gpu_impl.__path__):
-    if "@triton.jit" not in pathlib.Path(gpu_impl.__path__[0], module.name + ".py").read_text():
+for path in sorted(pathlib.Path(gpu_impl.__path__[0]).glob("*.py")):
+    if "@triton.jit" not in path.read_text():
         continue
-    found = importlib.import_module(f"kvlockstep.gpu_impl.{module.name}")
+    found = importlib.import_module(f"kvlockstep.gpu_impl.{path.stem}")
     for name, kernel in vars(found).items():
         if not (isinstance(kernel, triton.JITFunction) and name.endswith("_kernel")):
             continue

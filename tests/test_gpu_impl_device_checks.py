@@ -53,12 +53,12 @@ def busy_cache(page_size=2):
     """``r0`` published its two pages and ended; ``r1`` and ``r2`` share them, and their pass is in flight."""
     sizes = {"page_size": page_size, "n_pages": 24 // page_size, "n_rows": 3, "max_context_len": 16, "head_dim": 4}
     cache = KvCache(CacheConfig(**sizes), LANE)
-    cache.match("r0", array("i", range(5)))
+    cache.match("r0", array("q", range(5)))
     cache.alloc([Extend("r0", 5)])
     cache.commit("r0", 5)
     cache.release("r0")
     for name, last in (("r1", 20), ("r2", 30)):
-        cache.match(name, array("i", [0, 1, 2, 3, last, last + 1, last + 2]))
+        cache.match(name, array("q", [0, 1, 2, 3, last, last + 1, last + 2]))
     return cache, cache.alloc([Extend("r1", 3), Extend("r2", 2)])
 
 
@@ -92,8 +92,7 @@ def reach_too_far(cache, step):
 
 
 def hang_off_the_tree(cache, step):
-    cache.requests["r1"].anchor = len(cache.tree.parent)
-    cache.tree.parent.append(0)
+    cache.requests["r1"].anchor = cache.tree._new_node()
 
 
 OF_LOST_PAGE = {Defect.PAGE_LOST: 4, Defect.WRITE_SLOT_OFF_ROW: 8, Defect.WRITE_SLOT_OF_OTHER: 8}
@@ -250,11 +249,11 @@ def test_pages_of_many_programs_are_counted_once():
     """20,000 pages are more than one program takes on any lane."""
     sizes = {"page_size": 1, "n_pages": 40_000, "n_rows": 2, "max_context_len": 20_000, "head_dim": 4}
     cache = KvCache(CacheConfig(**sizes), LANE)
-    cache.match("r0", array("i", range(20_000)))
+    cache.match("r0", array("q", range(20_000)))
     cache.alloc([Extend("r0", 20_000)])
     cache.commit("r0", 20_000)
     cache.checkpoint("r0")
-    cache.match("r1", array("i", [*range(100), *range(-10_000, 0)]))
+    cache.match("r1", array("q", [*range(100), *range(-10_000, 0)]))
     step = cache.alloc([Extend("r1", 10_000)])
 
     assert findings(cache, ["r1"], step) == []

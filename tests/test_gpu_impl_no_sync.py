@@ -108,7 +108,7 @@ def test_no_operation_reads_back(page_size, key_units):
         page_size=page_size, n_pages=40 // page_size, n_rows=3, max_context_len=32, key_units=key_units, head_dim=4
     )
     cache = KvCache(config, LANE)
-    prompt = array("i", range(1, 18))
+    prompt = array("q", range(1, 18))
     kv = torch.ones((1, 17, 1, 4), dtype=torch.bfloat16, device=cache.device.device)
     with nothing_read_back():
         cache.peek("r0", prompt)
@@ -116,18 +116,18 @@ def test_no_operation_reads_back(page_size, key_units):
         cache.match("r1", prompt)
         step = cache.alloc([Extend("r0", 17), Extend("r1", 9)])
         cache.write_kv(step.write_set[: step.lengths[0]], kv, kv)
-        cache.commit("r0", 17, array("i", [3]))
+        cache.commit("r0", 17, array("q", [3]))
         cache.commit("r1", 9)
         cache.checkpoint("r0")
         cache.checkpoint("r1")  # its pages are duplicates
-        cache.alloc([Extend("r0", 3, array("i", [4, 5]))])
-        cache.commit("r0", 2, array("i", [6]))
+        cache.alloc([Extend("r0", 3, array("q", [4, 5]))])
+        cache.commit("r0", 2, array("q", [6]))
         cache.read_kv(1, 18)
         cache.release("r0")
         cache.alloc([Extend("r1", 1)])
         cache.abort("r1")
         cache.commit("r1", 0)
-        cache.match("r2", array("i", range(100, 132)))
+        cache.match("r2", array("q", range(100, 132)))
         evicted = cache.alloc([Extend("r2", 30)]).evicted
         cache.commit("r2", 30)
         cache.retract("r2", publish=True)

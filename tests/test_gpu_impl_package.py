@@ -31,7 +31,9 @@ def test_unknown_name_is_an_attribute_error():
         gpu_impl.KvCash  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["arithmetic", "config", "free_stack", "lane", "plan", "refusals", "tree", "victims"])
+@pytest.mark.parametrize(
+    "name", ["arithmetic", "config", "free_stack", "lane", "native", "plan", "refusals", "runs", "tree", "victims"]
+)
 def test_host_part_imports_without_torch(name):
     code = f"import sys; import kvlockstep.gpu_impl.{name}; sys.exit('torch' in sys.modules or 'triton' in sys.modules)"
 

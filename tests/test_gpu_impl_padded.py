@@ -87,13 +87,13 @@ def decoding_cache(buckets):
         cache.device = GraphedDevice(cache.config, cache.lane, buckets)
     write_sets = []
     for name, length in (("r0", 5), ("r1", 9)):
-        cache.match(name, array("i", range(length)))
+        cache.match(name, array("q", range(length)))
         write_sets.append(cache.alloc([Extend(name, length)]).write_set)
-        cache.commit(name, length, array("i", [3]))
+        cache.commit(name, length, array("q", [3]))
     for _ in range(6):
         write_sets.append(cache.alloc([Extend("r0", 1), Extend("r1", 1)]).write_set)
         for name in ("r0", "r1"):
-            cache.commit(name, 1, array("i", [3]))
+            cache.commit(name, 1, array("q", [3]))
     return cache, [write_set.tolist() for write_set in write_sets]
 
 
@@ -112,7 +112,7 @@ def test_padded_write_set_stays_at_its_address():
     cache = KvCache(CacheConfig(page_size=2, n_pages=40, n_rows=4, max_context_len=32, head_dim=4), LANE)
     cache.device = device = GraphedDevice(cache.config, cache.lane, [4])
     address = device.write_set_of(4).data_ptr()
-    cache.match("r0", array("i", range(5)))
+    cache.match("r0", array("q", range(5)))
 
     written = cache.alloc([Extend("r0", 3)]).write_set
 
@@ -176,7 +176,7 @@ def test_no_operation_waits_once_the_buckets_are_captured():
     """What would wait for the device raises; the capture itself may."""
     cache = KvCache(CacheConfig(page_size=2, n_pages=40, n_rows=4, max_context_len=32, head_dim=4), LANE)
     cache.device = GraphedDevice(cache.config, cache.lane, [4])
-    cache.match("r0", array("i", range(5)))
+    cache.match("r0", array("q", range(5)))
     torch.cuda.set_sync_debug_mode("error")
     try:
         cache.alloc([Extend("r0", 3)])

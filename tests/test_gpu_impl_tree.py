@@ -1,14 +1,16 @@
-"""The prefix tree alone: pages of 2, letters for tokens."""
+"""The prefix tree alone, interpreted and compiled: pages of 2, letters for tokens."""
 
+import importlib
 import itertools
 from array import array
 
 import pytest
 
-from kvlockstep.gpu_impl.tree import ROOT, PrefixTree
+from kvlockstep.gpu_impl.tree import ROOT
 
 SPACE = (None, None, ())
 P = 2
+HOW = ["interpreted", pytest.param("compiled", marks=pytest.mark.needs("compiled"))]
 
 
 def key_of(letters):
@@ -46,9 +48,15 @@ def paths(tree):
     return found
 
 
+@pytest.fixture(params=HOW)
+def tree_type(request):
+    home = "kvlockstep.gpu_impl" + (".compiled" if request.param == "compiled" else "")
+    return importlib.import_module(f"{home}.tree").PrefixTree
+
+
 @pytest.fixture
-def tree():
-    return PrefixTree(page_size=P, bigram=False, policy="lru")
+def tree(tree_type):
+    return tree_type(page_size=P, bigram=False, policy="lru")
 
 
 def test_match_finds_longest_published_prefix(tree):
@@ -135,7 +143,7 @@ def test_namespaces_leave_no_residue_after_their_nodes_are_gone(tree):
     assert tree.children[ROOT] is None
     assert set(tree.namespace) == {None}
     assert set(tree.edge) == set(tree.pages) == {b""}
-    assert len(tree.parent) <= 3  # numbers of removed nodes are used again
+    assert len(tree.edge) <= 3  # numbers of removed nodes are used again
 
 
 def test_evict_makes_parent_a_victim(tree):
@@ -171,8 +179,8 @@ def test_lock_covers_the_whole_path_and_spares_the_root(tree):
     assert (tree.protected, tree.evictable) == (0, 3)
 
 
-def test_bigram_edge_overlaps_the_next_one_by_a_token():
-    tree = PrefixTree(page_size=P, bigram=True, policy="lru")
+def test_bigram_edge_overlaps_the_next_one_by_a_token(tree_type):
+    tree = tree_type(page_size=P, bigram=True, policy="lru")
     publish(tree, "abcde", 1)  # pairs ab bc | cd de
 
     assert find(tree, "abcxy")[1] == [1]
@@ -181,9 +189,9 @@ def test_bigram_edge_overlaps_the_next_one_by_a_token():
     assert find(tree, "abxde")[1] == []
 
 
-def test_chain_of_100000_nodes_is_matched_locked_and_evicted():
+def test_chain_of_100000_nodes_is_matched_locked_and_evicted(tree_type):
     depth = 100_000
-    tree = PrefixTree(page_size=1, bigram=False, policy="lru")
+    tree = tree_type(page_size=1, bigram=False, policy="lru")
     tokens = array("i", range(depth))
     node = ROOT
     for token in range(depth):
@@ -200,10 +208,27 @@ def test_chain_of_100000_nodes_is_matched_locked_and_evicted():
     assert tree.evictable == 0
 
 
-def test_heap_is_bounded_when_one_leaf_is_used_often(tree):
+def test_queue_of_victims_is_bounded_when_one_leaf_is_used_often(tree):
     publish(tree, "abcd", 1)
+    publish(tree, "abxy", 5)
     for _ in range(20_000):
         node, _ = find(tree, "abcd", lock=True)
         tree.unlock(node)
 
-        assert tree.victims.heap_len <= 2 + 64
+        assert len(tree.victims) <= 2
+
+    assert tree.evict_one().tolist() == [6]
+
+
+@pytest.mark.needs("compiled")
+def test_queue_of_victims_is_bounded_after_a_million_locks():
+    tree = importlib.import_module("kvlockstep.gpu_impl.compiled.tree").PrefixTree(1, False, "lru")
+    key = key_of("a")
+    tree.publish(ROOT, SPACE, key, array("i", [1]), 0, 0)
+    tree.unlock(1)
+    for _ in range(1_000_000):
+        node, _ = tree.match(SPACE, key, 1, True)
+        tree.unlock(node)
+
+    assert len(tree.victims) == 1
+    assert tree.tick == 1_000_001

@@ -81,7 +81,7 @@ def test_promise_of_another_need_changes_nothing(session):
 @pytest.mark.parametrize(
     ("sample", "required", "wrong"),
     [
-        (SAMPLE, "gpu", "KVLOCKSTEP_REQUIRE: expected some of browser, cuda, ray, sglang, got 'gpu'"),
+        (SAMPLE, "gpu", "KVLOCKSTEP_REQUIRE: expected some of browser, compiled, cuda, ray, sglang, got 'gpu'"),
         (SAMPLE.replace('"ray"', '"raay"'), "", "test_marked needs 'raay': expected one of"),
     ],
 )

@@ -74,7 +74,7 @@ MEMORY_FAULTS = (
         bug="ai-dynamo/dynamo#10919",
         module="cache.py",
         old="        if need > len(self.free_pages) + self.tree.evictable:\n",
-        new="        leaves = sum(len(self.tree.pages[node]) // 4 for node in self.tree.victims.entries)\n"
+        new="        leaves = sum(len(self.tree.pages[node]) // 4 for node in self.tree.victims.nodes())\n"
         "        if need > len(self.free_pages) + leaves:\n",
         laws=("AllocPromiseBroken",),
     ),

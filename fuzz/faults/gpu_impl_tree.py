@@ -188,8 +188,7 @@ TREE_FAULTS = (
         kind="split or re-key loses something",
         module="tree.py",
         old="        self._requeue(node)\n        return upper",
-        new="        if self.children[node] is None:\n            self.victims.put(node, self._rank(node))\n"
-        "        return upper",
+        new="        if self.children[node] is None:\n            self._enqueue(node)\n        return upper",
         laws=("EvictableSetWrong",),
         needs=("only after a split of a locked edge",),
     ),
@@ -249,8 +248,9 @@ TREE_FAULTS = (
         kind="stale entry in a side table after recycling",
         bug="vllm-project/vllm#58222",
         module="victims.py",
-        old="            if self.entries.get(entry[1]) is entry:",
-        new="            if entry[1] in self.entries:",
+        old="        if place == NOWHERE:\n            place = self._n\n",
+        new="        if place != NOWHERE:\n            return\n"
+        "        if place == NOWHERE:\n            place = self._n\n",
         laws=("OutcomeDiffers",),
     ),
     SourceFault(

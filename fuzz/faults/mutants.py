@@ -38,7 +38,7 @@ from kvlockstep.fuzz.faults.patching import copy_of_package, original_home
 from kvlockstep.fuzz.registry import Factory
 from kvlockstep.fuzz.targets.base import Target
 
-MODULES = ("arithmetic.py", "cache.py", "free_stack.py", "plan.py", "tree.py", "victims.py")
+MODULES = ("arithmetic.py", "cache.py", "free_stack.py", "plan.py", "runs.py", "tree.py", "victims.py")
 """The parts of `gpu_impl` that are pure Python and decide something."""
 
 LIKE_FOR_LIKE = re.compile(

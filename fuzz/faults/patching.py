@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +43,9 @@ def count_reached():
     n_reached += 1
 '''
 """Stands at the top of an edited module."""
+
+NOT_COPIED = shutil.ignore_patterns("__pycache__", "*.c", *(f"*{suffix}" for suffix in EXTENSION_SUFFIXES))
+"""Machine code above all: a copy is interpreted, so that what is edited is what runs."""
 
 _copies = count()
 
@@ -76,7 +80,7 @@ def copy_of_package(name: str, texts: Mapping[str, str]) -> ModuleType:
     """
     name = f"gpu_impl_{name}_{next(_copies)}"
     folder = _folder_of_copies() / name
-    shutil.copytree(original_home(), folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(original_home(), folder, ignore=NOT_COPIED)
     for file, text in texts.items():
         (folder / file).write_text(text)
     spec = importlib.util.spec_from_file_location(

@@ -50,7 +50,7 @@ def _said(**arguments: object) -> dict[str, Any]:
 
 def _if_any(tokens: Sequence[int]) -> "tuple[array[int], ...]":
     """Leave out a last argument that would be an array of nothing."""
-    return (array("i", tokens),) if tokens else ()
+    return (array("q", tokens),) if tokens else ()
 
 
 class GpuImplTarget:
@@ -95,7 +95,7 @@ class GpuImplTarget:
 
     def _tokens(self, request: str, tokens: Sequence[int]) -> "array[int]":
         """Give what the cache itself gave back when it retracted the request, or else what the harness knows."""
-        return self._retracted.get(request, array("i", tokens))
+        return self._retracted.get(request, array("q", tokens))
 
     def alloc(self, batch: Sequence[AllocItem]) -> AllocResult:
         items = [self._impl.Extend(item.request, item.n, *_if_any(item.drafts)) for item in batch]
@@ -163,7 +163,7 @@ class GpuImplTarget:
             row_generations=cache.free_rows.generations.tolist(),
             requests=requests,
             nodes=self._nodes(),
-            evictable_nodes=list(cache.tree.victims.entries),
+            evictable_nodes=cache.tree.victims.nodes(),
             root_lock_ref=cache.tree.lock_ref[0],
             max_context_len=cache.device.row_table.shape[1],
         )
@@ -181,6 +181,8 @@ class GpuImplTarget:
     def _nodes(self) -> list[NodeView]:
         """Walk from the root down, each node below the parent that lists it."""
         tree = self._cache.tree
+        parent_of = tree.parent
+        lock_ref, stamp, created, hits, priority = tree.lock_ref, tree.stamp, tree.created, tree.hits, tree.priority
         nodes: list[NodeView] = []
         todo: list[tuple[int, Namespace]] = [(0, NO_NAMESPACE)]
         while todo:
@@ -193,15 +195,15 @@ class GpuImplTarget:
                 nodes.append(
                     NodeView(
                         node,
-                        tree.parent[node] or ROOT,
+                        parent_of[node] or ROOT,
                         namespace,
                         self._units(tree.edge[node]),
                         {FULL: self._slots(tree.pages[node])},
-                        tree.lock_ref[node],
-                        tree.stamp[node],
-                        tree.created[node],
-                        tree.hits[node],
-                        tree.priority[node],
+                        lock_ref[node],
+                        stamp[node],
+                        created[node],
+                        hits[node],
+                        priority[node],
                         list((tree.children[node] or {}).values()),
                     )
                 )
