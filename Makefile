@@ -12,7 +12,7 @@ READY_SGLANG := $(VENV_SGLANG)/.ready
 SGLANG_TARGETS := sglang:radix,sglang:unified-python,sglang:unified-rust
 
 # Compiled where there is a compiler, so built again when one of them changes.
-COMPILED := $(foreach name,runs tree victims,gpu_impl/$(name).py gpu_impl/compiled/$(name).pxd)
+COMPILED := $(wildcard $(foreach name,runs tree victims,gpu_impl/$(name).py gpu_impl/compiled/$(name).pxd))
 
 .PHONY: fuzz ray sglang test
 
