@@ -83,14 +83,14 @@ def usable() -> Iterator[None]:
         raise Stop(str(error), USAGE) from error
 
 
-def run_and_exit(commands: click.Group) -> NoReturn:
+def run_and_exit(commands: click.Command, name: str = "kvlockstep") -> NoReturn:
     """Run the command line; every expected trouble ends in one line and its exit code."""
     if sys.stdout is None:  # closed by whoever started us
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # what a target says may not fit the terminal
-    code = _exit_code(commands)
+    code = _exit_code(commands, name)
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -100,10 +100,10 @@ def run_and_exit(commands: click.Group) -> NoReturn:
     sys.exit(code)
 
 
-def _exit_code(commands: click.Group) -> int | str | None:
+def _exit_code(commands: click.Command, name: str) -> int | str | None:
     try:
         # not commands.main, which leaves with 1, a violation, when a pipe is closed
-        with commands.make_context("kvlockstep", sys.argv[1:]) as context:
+        with commands.make_context(name, sys.argv[1:]) as context:
             commands.invoke(context)
     except SystemExit as done:
         return done.code
