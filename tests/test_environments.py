@@ -339,8 +339,8 @@ def test_make_test_runs_the_tests_of_sglang_where_it_is_built(make, tools):
 @pytest.mark.parametrize(
     ("install", "promised", "said"),
     [
-        ("ln -s {bin}/true {bin}/chromium", "sglang,ray,browser", []),
-        ("echo no network >&2; exit 100", "sglang,ray", ["chromium cannot be installed: tests of pages are skipped"]),
+        ("ln -s {bin}/true {bin}/chromium", "sglang,ray,compiled,browser", []),
+        ("echo no network >&2; exit 100", "sglang,ray,compiled", ["chromium cannot be installed: tests of pages are skipped"]),
     ],
 )
 def test_ci_builds_sglang_and_ray_first_and_promises_them_and_a_browser_if_it_can(tmp_path, install, promised, said):
