@@ -14,13 +14,19 @@ SGLANG_TARGETS := sglang:radix,sglang:unified-python,sglang:unified-rust
 # Compiled where there is a compiler, so built again when one of them changes.
 COMPILED := $(wildcard $(foreach name,runs tree victims,gpu_impl/$(name).py gpu_impl/compiled/$(name).pxd))
 
-.PHONY: fuzz ray sglang test
+.PHONY: fuzz prove ray sglang test
 
 fuzz: $(READY)
 	@$(VENV)/bin/python -m kvlockstep fuzz --seconds $(FUZZ_SECONDS)
 
 sglang: $(READY_SGLANG)
 	@$(VENV_SGLANG)/bin/python -m kvlockstep fuzz --target $(SGLANG_TARGETS) --seconds $(FUZZ_SECONDS)
+
+# Half an hour: what holds for all integers, then every state that a small cache reaches.
+prove: $(READY)
+	@$(VENV)/bin/python -m kvlockstep.fuzz.prove
+	@$(VENV)/bin/python -m kvlockstep.fuzz.exhaustive --page-size 1 --pages 3 --seconds 720
+	@$(VENV)/bin/python -m kvlockstep.fuzz.exhaustive --page-size 2 --pages 4 --seconds 720
 
 ray: $(READY_RAY)
 	@$(VENV)/bin/python -m pytest -q --hypothesis-profile=ci tests/test_campaign_ray.py

@@ -23,6 +23,17 @@ def whole_pages(length: int, page_size: int) -> int:
     return length // page_size
 
 
+def pages_touched(start: int, end: int, page_size: int) -> tuple[int, int]:
+    """Give the range of pages that positions ``[start, end)`` touch.
+
+    Before: ``start < end``.
+
+    >>> pages_touched(1, 5, 2), pages_touched(2, 4, 2)
+    ((0, 3), (1, 2))
+    """
+    return start // page_size, (end - 1) // page_size + 1
+
+
 def pages_to_take(committed_len: int, n: int, allocated_len: int, page_size: int) -> int:
     """Count the new pages that computing ``n`` more positions takes.
 

@@ -6,6 +6,8 @@ positions splits into rows and write set at a single place.
 
 from array import array
 
+from .arithmetic import pages_touched
+
 
 class BatchPlan:
     """Runs of positions with the pages they lie on.
@@ -43,9 +45,9 @@ class BatchPlan:
 
         ``pages`` are the request's, from position 0 on. ``row_start >= end`` where its row names all already.
         """
-        first_page = min(row_start, write_start) // self._page_size
+        first_page, behind = pages_touched(min(row_start, write_start), end, self._page_size)
         page_shift = len(self._pages) - first_page
-        self._pages.extend(pages[first_page : (end - 1) // self._page_size + 1])
+        self._pages.extend(pages[first_page:behind])
         if row_start < end:
             self._row_runs.append((row_start, end - row_start, page_shift, row))
             self.n_row_positions += end - row_start

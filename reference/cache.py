@@ -30,6 +30,7 @@ Slots 2 and 3 are the tree's now; 4 and its slack 5 are still r0's. Another requ
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvlockstep.reference.arithmetic import pages_covering
 from kvlockstep.reference.choices import Choice, IllegalChoice, prove_pages, prove_rows
 from kvlockstep.reference.eviction import Edge, edge_slots, plan_eviction, plan_of_victims
 from kvlockstep.reference.keys import Namespace, page_keys, units_of
@@ -163,7 +164,7 @@ class Cache(CacheState):
         Raises IllegalChoice, with nothing changed, if ``victims`` are not evictable or too few.
         """
         self._refuse("evict", n)
-        return self._evict(self._eviction_for(self.pages.n_free + -(-n // self.page_size), victims))
+        return self._evict(self._eviction_for(self.pages.n_free + pages_covering(n, self.page_size), victims))
 
     def prove_evictable(self, victims: Sequence[Sequence[int]]) -> None:
         """Raise IllegalChoice unless each victim is a node that is evictable at its turn. Changes nothing."""

@@ -1,4 +1,4 @@
-"""Who owns which positions of a row (SPEC section 2), and how many pages a length covers.
+"""Who owns which positions of a row (SPEC section 2).
 
 With pages of 2, lengths 2, 3 and 5: one page is the tree's, two are the request's. The second is cut
 by a boundary and counts once; the third has one position named by the row and one of slack::
@@ -36,12 +36,3 @@ def ownership_intervals(protected_len: int, committed_len: int, allocated_len: i
         OwnershipInterval(committed_len, allocated_len, "request"),
     ]
     return [cut for cut in cuts if cut.start < cut.end]
-
-
-def pages_covering(length: int, page_size: int) -> int:
-    """Count the pages that positions ``[0, length)`` touch.
-
-    >>> [pages_covering(length, 2) for length in (0, 1, 2, 3)]
-    [0, 1, 1, 2]
-    """
-    return -(-length // page_size)

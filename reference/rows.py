@@ -6,6 +6,8 @@ A taken row is kept as the pages of its positions, in position order. Pages are 
 
 from collections.abc import Iterable
 
+from kvlockstep.reference.arithmetic import pages_between
+
 
 class Rows:
     """Contents and generations of rows ``1..n_rows``; a row without contents is free.
@@ -36,8 +38,8 @@ class Rows:
 
     def slots(self, row: int, start: int, end: int) -> list[int]:
         """Read ``R[row, start:end]``."""
-        first = start // self.page_size
-        pages = self.pages_of[row][first : -(-end // self.page_size)]
+        first, behind = pages_between(start, end, self.page_size)
+        pages = self.pages_of[row][first:behind]
         slots = slots_of(pages, self.page_size)
         return slots[start - first * self.page_size : end - first * self.page_size]
 

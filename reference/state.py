@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from kvlockstep.reference.allowances import ALLOWANCES
+from kvlockstep.reference.arithmetic import new_pages_needed, pages_filled, publishable_pages
 from kvlockstep.reference.eviction import POLICIES, edge_slots, evictable_nodes, plan_eviction
-from kvlockstep.reference.intervals import pages_covering
 from kvlockstep.reference.keys import PageKey, page_keys, units_of
 from kvlockstep.reference.pages import Pages
 from kvlockstep.reference.refusals import (
@@ -114,27 +114,25 @@ class CacheState:
         if not self.shares(r):
             return []
         n_units = units_of(len(r.tokens) - 1, self.key_units)
-        return page_keys(r.tokens, self.key_units, self.page_size, 0, n_units // self.page_size)
+        return page_keys(r.tokens, self.key_units, self.page_size, 0, pages_filled(n_units, self.page_size))
 
     def publishable_pages(self, r: Request) -> int:
         """Count the pages that a publication of this request makes the tree hold, from position 0."""
         if not self.shares(r):
             return 0
-        n_units = units_of(r.committed_len, self.key_units)
-        return max(r.protected_len, n_units) // self.page_size
+        return publishable_pages(r.committed_len, r.protected_len, self.page_size, self.key_units)
 
     def tail_pages(self, r: Request) -> list[int]:
         """List the pages of ``[protected_len, allocated_len)``: the request's own, slack included."""
         if r.row is None:
             return []
-        return self.rows.pages_of[r.row][r.protected_len // self.page_size :]
+        return self.rows.pages_of[r.row][pages_filled(r.protected_len, self.page_size) :]
 
     # What an alloc needs.
 
     def new_pages_needed(self, r: Request, n: int) -> int:
         """Count the whole new pages for ``n`` more positions: what is allocated already is used first."""
-        asked = pages_covering(r.committed_len + n, self.page_size)
-        return max(0, asked - pages_covering(r.allocated_len, self.page_size))
+        return new_pages_needed(r.committed_len, n, r.allocated_len, self.page_size)
 
     def pages_needed(self, batch: Sequence[BatchItem]) -> int:
         """Count the new pages of a whole batch: *Need* of SPEC section 5.
