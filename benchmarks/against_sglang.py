@@ -21,6 +21,7 @@ import random
 import subprocess
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -113,13 +114,13 @@ def leaf_rows(figures: Figures, n_leaves: int, rounds: int) -> None:
         def calls() -> Iterator[Any]:
             for i in range(100):
                 tokens = tokens_of_leaf(draw.randrange(n_leaves))
-                tokens[64:] = array("q", [(1 << 26) + counts[id(tree)] * 100 + i] * 64)
+                tokens[64:] = array("q", [(1 << 26) + n_blocks[tree] * 100 + i] * 64)
                 yield tree.insert, (tokens, tree.pages(8))
 
-        counts[id(tree)] = counts.get(id(tree), 0) + 1
+        n_blocks[tree] += 1
         return timed(calls(), 100)
 
-    counts: dict[int, int] = {}
+    n_blocks = Counter[Tree]()
     lengths = {name: len(tree.match(tokens_of_leaf(n_leaves - 1))) for name, tree in trees.items()}
     assert set(lengths.values()) == {128}, f"the trees do not agree: {lengths}"
     by_turns(f"match hit, {n_leaves:,} leaves", figures, trees, match, rounds)
@@ -154,12 +155,12 @@ def path_rows(figures: Figures, n_tokens: int, rounds: int) -> None:
     for tree in chains.values():
         chained(tree, tokens)
     by_turns(f"match, {n_tokens:,} tokens over {n_edges:,} edges", figures, chains, match, rounds)
-    nodes = {id(tree): tree.node(tokens) for tree in chains.values()}
+    nodes = {tree: tree.node(tokens) for tree in chains.values()}
     by_turns(
         f"lock + unlock over {n_edges:,} edges",
         figures,
         chains,
-        lambda tree: timed(((tree.lock_unlock, (nodes[id(tree)],)) for _ in range(most)), most),
+        lambda tree: timed(((tree.lock_unlock, (nodes[tree],)) for _ in range(most)), most),
         rounds,
     )
 
