@@ -293,12 +293,12 @@ class KvCache:
         if not live.shares:
             return
         page_size = self.config.page_size
-        start_page = live.protected_len // page_size
+        start_page = whole_pages(live.protected_len, page_size)
         end = published_len(live.committed_len, live.protected_len, page_size, self.config.bigram)
-        own_pages = live.pages[start_page : end // page_size]
+        own_pages = live.pages[start_page : whole_pages(end, page_size)]
         key = self._key(live.tokens, live.protected_len, len(own_pages))
         anchor, canonical = self.tree.publish(
-            live.anchor, live.namespace, key, own_pages, live.inserted_len // page_size, live.priority
+            live.anchor, live.namespace, key, own_pages, whole_pages(live.inserted_len, page_size), live.priority
         )
         if canonical:
             assert live.row is not None, "a running request has a row"
@@ -343,7 +343,7 @@ class KvCache:
     def _settle(self, request: str) -> None:
         """Free the request's own pages, unlock, give the row back and forget the name."""
         live = self.requests.pop(request)
-        self.free_pages.give_back(live.pages[live.protected_len // self.config.page_size :])
+        self.free_pages.give_back(live.pages[whole_pages(live.protected_len, self.config.page_size) :])
         self.tree.unlock(live.anchor)
         if live.row is not None:
             self.free_rows.give_back(array("i", [live.row]))

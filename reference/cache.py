@@ -30,7 +30,7 @@ Slots 2 and 3 are the tree's now; 4 and its slack 5 are still r0's. Another requ
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvlockstep.reference.arithmetic import pages_covering
+from kvlockstep.reference.arithmetic import pages_covering, pages_filled
 from kvlockstep.reference.choices import Choice, IllegalChoice, prove_pages, prove_rows
 from kvlockstep.reference.eviction import Edge, edge_slots, plan_eviction, plan_of_victims
 from kvlockstep.reference.keys import Namespace, page_keys, units_of
@@ -229,12 +229,12 @@ class Cache(CacheState):
         assert r.row is not None, f"{r.request} is running"
         assert r.anchor is not None, f"{r.request} is running"
         row_pages = self.rows.pages_of[r.row]
-        first, end = r.protected_len // self.page_size, self.publishable_pages(r)
+        first, end = pages_filled(r.protected_len, self.page_size), self.publishable_pages(r)
         keys = page_keys(r.tokens, self.key_units, self.page_size, first, end)
-        inserted_pages = r.inserted_len // self.page_size
+        inserted_pages = pages_filled(r.inserted_len, self.page_size)
         r.anchor = self.tree.publish(r.anchor, r.namespace, keys, row_pages[first:end], inserted_pages, r.priority)
         if "prompt_split" in self.allowances:
-            prompt_pages = units_of(r.prompt_len, self.key_units) // self.page_size
+            prompt_pages = pages_filled(units_of(r.prompt_len, self.key_units), self.page_size)
             self.tree.end_node_at_prompt(r.anchor, prompt_pages, r.priority)
         for i, canonical in enumerate(r.anchor.pages()):
             if i < first:

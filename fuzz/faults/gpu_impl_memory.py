@@ -22,8 +22,8 @@ MEMORY_FAULTS = (
         kind="same thing freed twice",
         bug="sgl-project/sglang#25590",
         module="cache.py",
-        old="        self.free_pages.give_back(live.pages[live.protected_len // self.config.page_size :])\n",
-        new="        own_pages = live.pages[live.protected_len // self.config.page_size :]\n"
+        old="        self.free_pages.give_back(live.pages[whole_pages(live.protected_len, self.config.page_size) :])\n",
+        new="        own_pages = live.pages[whole_pages(live.protected_len, self.config.page_size) :]\n"
         "        self.free_pages.give_back(own_pages)\n"
         "        late, self._late = getattr(self, '_late', no_tokens()), own_pages[-1:]\n"
         "        if late and late[0] not in self.free_pages.free and late[0] not in self.tree.all_pages():\n"
@@ -37,8 +37,8 @@ MEMORY_FAULTS = (
         kind="same thing freed twice",
         bug="sgl-project/sglang#24193",
         module="cache.py",
-        old="        self.free_pages.give_back(live.pages[live.protected_len // self.config.page_size :])\n",
-        new="        first = live.protected_len // self.config.page_size\n"
+        old="        self.free_pages.give_back(live.pages[whole_pages(live.protected_len, self.config.page_size) :])\n",
+        new="        first = whole_pages(live.protected_len, self.config.page_size)\n"
         "        own_pages = live.pages[first:]\n"
         "        if first and own_pages:\n"
         "            own_pages = live.pages[first - 1 : -1]\n"

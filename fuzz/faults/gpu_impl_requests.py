@@ -50,8 +50,8 @@ REQUEST_FAULTS = (
         kind="same thing freed twice",
         bug="sgl-project/sglang#38941",
         module="cache.py",
-        old="        self.free_pages.give_back(live.pages[live.protected_len // self.config.page_size :])\n",
-        new="        self.free_pages.give_back(live.pages[live.protected_len // self.config.page_size :])\n"
+        old="        self.free_pages.give_back(live.pages[whole_pages(live.protected_len, self.config.page_size) :])\n",
+        new="        self.free_pages.give_back(live.pages[whole_pages(live.protected_len, self.config.page_size) :])\n"
         "        if live.allocated_len % self.config.page_size:\n"
         "            self.free_pages.give_back(live.pages[-1:])\n",
         laws=("PageOwnedTwice",),
