@@ -6,7 +6,7 @@ The guard makes every such call raise while an operation runs. It is meant for t
 
 import os
 from array import array
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -100,17 +100,15 @@ def test_guard_fires_on_every_way_to_read_back(offence):
     offence(tensor)  # allowed outside
 
 
-@pytest.mark.parametrize("key_units", ["token", "bigram"])
-@pytest.mark.parametrize("page_size", [1, 4])
-def test_no_operation_reads_back(page_size, key_units):
-    """A run through every operation, with eviction, duplicates, rewritten rows, drafts and a pending abort."""
-    config = CacheConfig(
-        page_size=page_size, n_pages=40 // page_size, n_rows=3, max_context_len=32, key_units=key_units, head_dim=4
-    )
+def every_operation(config, around):
+    """Run through every operation, with eviction, duplicates, rewritten rows, drafts and a pending abort.
+
+    ``around`` is entered once the cache and what the forward pass wrote exist.
+    """
     cache = KvCache(config, LANE)
     prompt = array("q", range(1, 18))
     kv = torch.ones((1, 17, 1, 4), dtype=torch.bfloat16, device=cache.device.device)
-    with nothing_read_back():
+    with around:
         cache.peek("r0", prompt)
         cache.match("r0", prompt)
         cache.match("r1", prompt)
@@ -137,3 +135,44 @@ def test_no_operation_reads_back(page_size, key_units):
     assert evicted
     assert freed
     assert cache.available == 40
+
+
+@pytest.mark.parametrize("key_units", ["token", "bigram"])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_no_operation_reads_back(page_size, key_units):
+    config = CacheConfig(
+        page_size=page_size, n_pages=40 // page_size, n_rows=3, max_context_len=32, key_units=key_units, head_dim=4
+    )
+    every_operation(config, nothing_read_back())
+
+
+# What the profiler counts, of the device itself where there is one
+
+IN_A_PROFILE = ("_local_scalar_dense", "DtoH", "cudaStreamSynchronize", "cudaEventSynchronize", "hipStreamSynchronize")
+"""Names of copies to the host and of waits. The profiler itself waits for the whole device, which is another call."""
+
+
+def read_backs_of(profile):
+    return [event.name for event in profile.events() if any(word in event.name for word in IN_A_PROFILE)]
+
+
+def profiled():
+    return torch.profiler.profile(activities=list(torch.profiler.supported_activities()))
+
+
+def test_profiler_counts_a_read_back():
+    tensor = torch.tensor([1, 2, 3], device="cuda" if LANE == "cuda" else "cpu")
+    with profiled() as profile:
+        int(tensor.sum())
+
+    assert read_backs_of(profile)
+
+
+def test_profiler_counts_none_in_any_operation():
+    config = CacheConfig(page_size=4, n_pages=10, n_rows=3, max_context_len=32, head_dim=4)
+    every_operation(config, nullcontext())  # kernels are compiled
+    profile = profiled()
+    every_operation(config, profile)
+
+    assert len(profile.events()) > 20
+    assert read_backs_of(profile) == []
