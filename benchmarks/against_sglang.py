@@ -16,7 +16,6 @@ import argparse
 import gc
 import json
 import os
-import platform
 import random
 import subprocess
 import sys
@@ -33,6 +32,7 @@ os.environ["KVLOCKSTEP_LANE"] = "torch"
 os.environ["TRITON_INTERPRET"] = "1"  # what SGLang's Triton kernels run in where there is no GPU; none is timed
 
 from trees import TREES, P, Tree, tree_of
+from written import machine, write_between_marks
 
 OURS, RUST = TREES[0], TREES[-1]
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,7 +41,7 @@ LEAVES = (100, 1_000, 10_000, 100_000)
 TOKENS = (100, 1_000, 10_000, 100_000, 1_000_000)
 CHAIN = 196  # edges of the reference row, 512 tokens each
 MOST_NS = 300_000_000  # of one tree in one round
-MARK = "<!-- {} benchmarks/against_sglang.py -->"
+BENCHMARK = "benchmarks/against_sglang.py"
 
 Figures = dict[str, dict[str, list[float]]]
 """Microseconds of each round: of each row, of each tree."""
@@ -290,22 +290,6 @@ def plot(figures: Figures, big: dict[str, dict[str, float]], path: Path) -> None
     picture.savefig(path, metadata={"Date": None})
 
 
-def write_between_marks(path: Path, lines: list[str]) -> None:
-    text = path.read_text()
-    begin, end = MARK.format("begin"), MARK.format("end")
-    if text.count(begin) != 1 or text.count(end) != 1:
-        sys.exit(f"{path}: expected the marks {begin} and {end} once each")
-    head, tail = text.split(begin)[0], text.split(end)[1]
-    path.write_text(f"{head}{begin}\n" + "\n".join(lines) + f"\n{end}{tail}")
-
-
-def machine() -> str:
-    model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
-    load = os.getloadavg()[0]
-    cpu = model.partition(":")[2].strip() or platform.machine()
-    return f"{cpu}, one thread of {os.cpu_count()}, Python {platform.python_version()}, load {load:.1f} at the start"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
@@ -346,8 +330,8 @@ def main() -> None:
     long += ["", f"From 100 to 1,000,000 leaves: match x {growth['match']:.1f}, evict x {growth['evict']:.1f}."]
     print("\n".join(["", *long]))
     if options.write:
-        write_between_marks(ROOT / "README.md", short)
-        write_between_marks(ROOT / "docs" / "speed.md", [*short, "", *long])
+        write_between_marks(ROOT / "README.md", BENCHMARK, short)
+        write_between_marks(ROOT / "docs" / "speed.md", BENCHMARK, [*short, "", *long])
         plot(figures, big, ROOT / "docs" / "speed.svg")
 
 

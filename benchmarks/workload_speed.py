@@ -3,34 +3,40 @@
 Every call of a target is timed and nothing else; the model does not run. The drivers in ``fuzz/targets`` turn tokens
 and slots into lists of ints, on every side, and that is in the figures. The traces are those of
 ``kvlockstep trace from-workload`` (docs/workloads.md); SGLang's is made with ``--option no_speculation``, and has the
-same operations. Targets run one after another, each in a process of its own.
+same operations. In each round the targets take turns, each in a process of its own.
 
-    .venv-sglang/bin/python benchmarks/workload_speed.py GPU_IMPL_TRACE SGLANG_TRACE [--target NAME,...]
+    .venv-sglang/bin/python benchmarks/workload_speed.py GPU_IMPL_TRACE SGLANG_TRACE [--rounds 3] [--write]
+
+``--write`` puts the table between its marks in ``docs/speed.md``.
 """
 
 import argparse
 import gc
+import json
 import os
 import subprocess
 import sys
 from collections import Counter
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["KVLOCKSTEP_LANE"] = "torch"
 
+from written import machine, write_between_marks
+
 from kvlockstep.fuzz.ops import Commit, Match, Op, Submit, kind_of
 from kvlockstep.fuzz.registry import factory_for
 from kvlockstep.fuzz.targets.base import Refused
 from kvlockstep.fuzz.trace import TraceReader
 
+ROOT = Path(__file__).resolve().parents[1]
 OURS = "gpu_impl"
 TARGETS = (OURS, "sglang:radix", "sglang:unified-python", "sglang:unified-rust")
-
-
+KINDS = ("match", "alloc", "commit", "checkpoint", "release")
 WARM_UP = 500  # operations that a first cache gets, so that imports and first calls are in no figure
 
 
@@ -67,15 +73,14 @@ class Drive:
             return op.request, list(self._tokens[op.request]), asked.namespace, asked.priority, asked.private
         return tuple(getattr(op, field) for field in op.__slots__)
 
-    def line(self) -> str:
-        kinds = sorted(self.calls)
-        parts = ", ".join(f"{kind} {1e6 * self.seconds[kind] / self.calls[kind]:.0f}" for kind in kinds)
-        total = f"{sum(self.seconds.values()):.1f} s in {sum(self.calls.values()):,} calls"
-        return f"{total}, {self.matched:,} tokens found; microseconds a call: {parts}"
+    def figures(self) -> dict[str, float]:
+        """Give seconds and calls in all, tokens found, and microseconds a call of each kind."""
+        calls = {kind: 1e6 * self.seconds[kind] / self.calls[kind] for kind in KINDS if self.calls[kind]}
+        return {"seconds": self.seconds.total(), "calls": self.calls.total(), "found": self.matched} | calls
 
 
-def run(name: str, file: Path) -> None:
-    """Run the trace on one target and print its line."""
+def run(name: str, file: Path) -> dict[str, float]:
+    """Run the trace on one target, in this process."""
     factory = factory_for(name)
     with TraceReader(file) as reader:
         warm = Drive(factory(reader.header.config))
@@ -86,24 +91,49 @@ def run(name: str, file: Path) -> None:
         gc.freeze()
         for op in reader:
             drive.do(op)
-    print(f"{name}: {drive.line()}", flush=True)
+    return drive.figures()
+
+
+def table(rounds: dict[str, list[dict[str, float]]]) -> list[str]:
+    """Lay out the medians, and of the seconds the ratio to ours in each round; all have to find the same."""
+    found = {figures["found"] for each in rounds.values() for figures in each}
+    if len(found) > 1:
+        sys.exit(f"the targets do not find the same number of tokens: {sorted(found)}")
+    lines = ["| target | seconds | times ours (spread) | " + " | ".join(KINDS) + " |", "|---" * (3 + len(KINDS)) + "|"]
+    for name, each in rounds.items():
+        ratios = [one["seconds"] / ours["seconds"] for one, ours in zip(each, rounds[OURS], strict=True)]
+        cells = [name, f"{median(one['seconds'] for one in each):.1f}"]
+        cells.append(f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+        cells += [f"{median(one[kind] for one in each):.0f}" for kind in KINDS]
+        lines.append("| " + " | ".join(cells) + " |")
+    calls = rounds[OURS][0]["calls"]
+    return [*lines, "", f"{calls:,.0f} calls, {found.pop():,.0f} tokens found by each; kinds in microseconds a call."]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("ours", type=Path)
     parser.add_argument("sglang", type=Path)
-    parser.add_argument("--target", default=",".join(TARGETS))
-    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--write", action="store_true", help="put the table into docs/speed.md")
+    parser.add_argument("--alone", choices=TARGETS, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    names = options.target.split(",")
     if options.alone:
-        run(names[0], options.ours if names[0] == OURS else options.sglang)
+        print(json.dumps(run(options.alone, options.ours if options.alone == OURS else options.sglang)))
         return
-    print(f"load {os.getloadavg()[0]:.1f}", flush=True)
-    for name in names:
-        command = [sys.executable, __file__, str(options.ours), str(options.sglang), "--target", name, "--alone"]
-        subprocess.run(command, check=True)
+    where = machine()
+    print(where, flush=True)
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in TARGETS}
+    for _ in range(options.rounds):
+        for name in TARGETS:
+            command = [sys.executable, __file__, str(options.ours), str(options.sglang), "--alone", name]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            rounds[name].append(json.loads(done.stdout.splitlines()[-1]))
+            print(f"{name}: {rounds[name][-1]['seconds']:.1f} s", flush=True)
+    lines = [*table(rounds), "", f"{where}; medians of {options.rounds} rounds."]
+    print("\n".join(lines))
+    if options.write:
+        write_between_marks(ROOT / "docs" / "speed.md", "benchmarks/workload_speed.py", lines)
 
 
 if __name__ == "__main__":
