@@ -26,7 +26,7 @@ sglang: $(READY_SGLANG)
 prove: $(READY)
 	@$(VENV)/bin/python -m kvlockstep.fuzz.prove
 	@$(VENV)/bin/python -m kvlockstep.fuzz.exhaustive --page-size 1 --pages 3 --seconds 720
-	@$(VENV)/bin/python -m kvlockstep.fuzz.exhaustive --page-size 2 --pages 4 --seconds 720
+	@$(VENV)/bin/python -m kvlockstep.fuzz.exhaustive --page-size 2 --pages 4 --seconds 1200
 
 ray: $(READY_RAY)
 	@$(VENV)/bin/python -m pytest -q --hypothesis-profile=ci tests/test_campaign_ray.py

@@ -75,6 +75,23 @@ def test_victims_agree_with_a_sorted_list_in_random_use(queue):
             assert sorted(queue.nodes()) == sorted(expected)
 
 
+def test_victims_of_a_large_queue_leave_in_order_after_many_changes(queue):
+    """Some hundred nodes are a heap of five levels, so that a step from a wrong place to another one shows."""
+    draw = random.Random(3)
+    for _ in range(40):
+        ranks = {node: (draw.randrange(1000), 0, node) for node in draw.sample(range(1000), 400)}
+        for node, rank in ranks.items():
+            queue.put(node, *rank)
+        for node in draw.sample(sorted(ranks), 100):
+            ranks[node] = (draw.randrange(1000), 1, node)
+            queue.put(node, *ranks[node])
+        for node in draw.sample(sorted(ranks), 100):
+            del ranks[node]
+            queue.discard(node)
+
+        assert drain(queue) == sorted(ranks, key=ranks.get)
+
+
 def test_victims_are_never_more_than_the_leaves(queue):
     """However often a leaf is used: nothing of its earlier ranks stays behind."""
     for node in range(10):
