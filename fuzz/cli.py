@@ -26,6 +26,7 @@ from kvlockstep.fuzz.cli_gate import gate
 from kvlockstep.fuzz.cli_look import Look, Timed, looking, record_of
 from kvlockstep.fuzz.cli_merge import merge
 from kvlockstep.fuzz.cli_options import accept_unobserved, sanitize_or_not
+from kvlockstep.fuzz.cli_out import OUT_FILE
 from kvlockstep.fuzz.cli_ray import run_on_ray
 from kvlockstep.fuzz.cli_record import record
 from kvlockstep.fuzz.cli_report import report
@@ -337,9 +338,7 @@ def _limits(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--lane", default=None, type=click.Choice(LANES), help="Instead of the one the trace was found on.")
 @click.option("--fault", default=None, help="Instead of the one in the trace; 'none' plants nothing.")
 @sanitize_or_not
-@click.option(
-    "--write", default=None, type=click.Path(path_type=Path), help="Also write the trace again, as run; of one FILE."
-)
+@click.option("--write", default=None, type=OUT_FILE, help="Also write the trace again, as run; of one FILE.")
 @click.option("--outcomes", default=None, hidden=True, type=click.Path(path_type=Path))
 @looking
 @click.option("--quiet", is_flag=True, help="Print the verdict only.")
@@ -558,7 +557,7 @@ def _verdict_line(verdict: str, stored: str | None, got: str | None, steps: int,
 @click.option("--fault", default=None, help="Instead of the one in the trace; 'none' plants nothing.")
 @sanitize_or_not
 @click.option("--seconds", default=60.0, show_default=True, type=Seconds())
-@click.option("--out", default=None, type=click.Path(path_type=Path), help="Default: FILE with .min before its suffix.")
+@click.option("--out", default=None, type=OUT_FILE, help="Default: FILE with .min before its suffix.")
 @_limits
 def minimize(
     file: Path,

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvlockstep.fuzz.cli_out import OUT_FILE
 from kvlockstep.fuzz.costs import Cost, Progress, peak_bytes
 from kvlockstep.fuzz.exits import writing
+from kvlockstep.fuzz.files import replace_file
 from kvlockstep.fuzz.ops import Op
 from kvlockstep.fuzz.outcomes import OutcomeLog
 from kvlockstep.fuzz.ward import Ended
@@ -36,7 +38,7 @@ class Look:
         """Write a record to the file, if there is one. Raises Stop."""
         if self.json is not None:
             with writing(f"--json {self.json}"):
-                self.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+                replace_file(self.json, json.dumps(record, indent=1) + "\n")
 
 
 def looking(command: Callable[..., None]) -> Callable[..., None]:
@@ -53,7 +55,7 @@ def looking(command: Callable[..., None]) -> Callable[..., None]:
         "--json",
         "json_file",
         default=None,
-        type=click.Path(path_type=Path),
+        type=OUT_FILE,
         help="Also write what came of it to a file.",
     )
     @wraps(command)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from kvlockstep.fuzz.cli_out import OUT_FILE
 from kvlockstep.fuzz.exits import USAGE, Stop, make_console, writing
 from kvlockstep.fuzz.files import replace_file
 
@@ -19,7 +20,7 @@ EXIT_CODES = (
     "--out",
     default=None,
     metavar="FILE.html",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUT_FILE,
     help="Default: report.html in DIR.",
 )
 def report(folder: Path, out: Path | None) -> None:

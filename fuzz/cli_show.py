@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from kvlockstep.fuzz.cli_out import OUT_FILE
 from kvlockstep.fuzz.cli_trace import Chosen, choose
 from kvlockstep.fuzz.exits import USAGE, Stop, make_console, usable, writing
 from kvlockstep.fuzz.files import replace_file
@@ -22,7 +23,7 @@ EXIT_CODES = (
     "--out",
     default=None,
     metavar="FILE.html",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUT_FILE,
     help="Default: FILE with .html for its suffix.",
 )
 @click.option("--target", default=None, help="Instead of the one the trace was found on.")

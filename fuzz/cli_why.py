@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from kvlockstep.fuzz.cli_blame import open_trace, trace_options
+from kvlockstep.fuzz.cli_out import OUT_FILE
 from kvlockstep.fuzz.cli_show import check_page
 from kvlockstep.fuzz.exits import USAGE, Seconds, Stop, make_console, usable, writing
 from kvlockstep.fuzz.files import replace_file
@@ -20,10 +21,8 @@ EXIT_CODES = (
 @trace_options
 @click.option("--continuations", default=20, show_default=True, type=click.IntRange(1, 10_000), help="From each point.")
 @click.option("--seconds", default=30.0, show_default=True, type=Seconds(), help="At most; then fewer continuations.")
-@click.option(
-    "--html", default=None, type=click.Path(dir_okay=False, path_type=Path), help="Write it on the page of show."
-)
-@click.option("--json", "out", default=None, type=click.Path(dir_okay=False, path_type=Path), help="Write it as data.")
+@click.option("--html", default=None, type=OUT_FILE, help="Write it on the page of show.")
+@click.option("--json", "out", default=None, type=OUT_FILE, help="Write it as data.")
 def why(
     file: Path,
     target: str | None,
@@ -66,7 +65,7 @@ def why(
     if out is not None:
         data = {"signature": story.signature, "target": story.target, **found.to_json()}
         with writing(f"--json {out}"):
-            out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+            replace_file(out, json.dumps(data, indent=1) + "\n")
     if html is not None:
         from kvlockstep.fuzz.show.page import page_of
 

@@ -6,6 +6,7 @@ from time import monotonic
 
 import click
 
+from kvlockstep.fuzz.cli_out import OUT_FILE
 from kvlockstep.fuzz.config import POLICIES, CacheConfig
 from kvlockstep.fuzz.exits import USAGE, Stop, make_console, writing
 from kvlockstep.fuzz.ops import Op
@@ -23,7 +24,7 @@ def trace() -> None:
 
 @trace.command("from-workload")
 @click.argument("log", metavar="FILE", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The trace; .gz at the end compresses it.")
+@click.option("--out", required=True, type=OUT_FILE, help="The trace; .gz at the end compresses it.")
 @click.option("--requests", default=None, type=click.IntRange(1), help="The first so many. Default: all.")
 @click.option("--slots", default=262_144, show_default=True, type=click.IntRange(1), help="Of the pool, in tokens.")
 @click.option("--page-size", default=16, show_default=True, type=click.IntRange(2, 1024))

@@ -22,8 +22,10 @@ import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from kvlockstep.fuzz.files import replace_file
 from kvlockstep.fuzz.trace import BOMB_RATIO, BOMB_TEXT
 from kvlockstep.fuzz.trace_bounds import (
     MAX_CONTENT_IDS,
@@ -115,19 +117,10 @@ def write(
     ``source`` that `read` would refuse.
     """
     data = encode(snapshot, source=source, write_sets=write_sets).encode("ascii")
-    folder, name = os.path.split(os.path.abspath(path))
-    if name.endswith(".gz"):  # packed so that neither name nor time goes into the file
+    if os.fspath(path).endswith(".gz"):  # packed so that neither name nor time goes into the file
         packer = zlib.compressobj(wbits=16 + zlib.MAX_WBITS)
         data = packer.compress(data) + packer.flush()
-    draft = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
-    try:
-        with open(draft, "wb") as file:
-            file.write(data)
-        os.replace(draft, path)
-    except BaseException:
-        if os.path.exists(draft):
-            os.unlink(draft)
-        raise
+    replace_file(Path(path), data)
 
 
 def encode(snapshot: Snapshot, *, source: str, write_sets: Mapping[str, Sequence[int]] | None = None) -> str:

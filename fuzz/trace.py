@@ -15,9 +15,11 @@ import os
 import zlib
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from kvlockstep.fuzz.files import replacing
 from kvlockstep.fuzz.ops import Alloc, Op, Submit
 from kvlockstep.fuzz.trace_bounds import MAX_LINE
 from kvlockstep.fuzz.trace_lines import (
@@ -259,35 +261,15 @@ def write_ops(path: str | os.PathLike[str], header: Header, ops: Iterable[Op]) -
     Raises OSError, ValueError if the format cannot hold an operation, and what ``ops`` raises; the old file is then
     untouched.
     """
-    folder, name = os.path.split(os.path.abspath(path))
-    draft = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
-    try:
-        with open(draft, "wb") as file:
-            packer = zlib.compressobj(wbits=_GZIP) if name.endswith(".gz") else None
-            for line in _text_of(header, ops):
-                file.write(packer.compress(line) if packer else line)
-            if packer:
-                file.write(packer.flush())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException:
-        if os.path.exists(draft):
-            os.unlink(draft)
-        raise
-    _sync_folder(folder)
+    with replacing(Path(path), synced=True) as file:
+        packer = zlib.compressobj(wbits=_GZIP) if os.fspath(path).endswith(".gz") else None
+        for line in _text_of(header, ops):
+            file.write(packer.compress(line) if packer else line)
+        if packer:
+            file.write(packer.flush())
 
 
 def _text_of(header: Header, ops: Iterable[Op]) -> Iterable[bytes]:
     yield f"{encode_header(header)}\n".encode("ascii")
     for op in ops:
         yield f"{encode_op(op)}\n".encode("ascii")
-
-
-def _sync_folder(folder: str) -> None:
-    """Make a rename in the folder survive the machine."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -826,9 +826,9 @@ def test_command_writes_where_it_is_told(folder, command):
 def test_page_that_cannot_be_written_is_exit_12(folder, command):
     add_party(folder)
 
-    code, _, errors = command(folder, "--out", "nowhere/page.html")
+    code, _, errors = command(folder, "--out", "/dev/full")
 
-    assert (code, errors) == (BROKEN, "kvlockstep: --out nowhere/page.html: No such file or directory\n")
+    assert (code, errors) == (BROKEN, "kvlockstep: --out /dev/full: No space left on device\n")
 
 
 @pytest.mark.parametrize("kind", ["absent", "file", "empty"])

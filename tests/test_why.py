@@ -189,12 +189,11 @@ def test_why_writes_what_it_found_as_json(tmp_path, stored, command):
     assert data["sentence"].startswith(f"from op {data['named']['op']} ")
 
 
-def test_why_says_so_when_it_cannot_write(tmp_path, stored, command):
-    out = tmp_path / "missing" / "why.json"
-    code, _, err = command("why", "--target", LEAKY, stored(), "--continuations", 1, "--json", out)
+def test_why_says_so_when_it_cannot_write(stored, command):
+    code, _, err = command("why", "--target", LEAKY, stored(), "--continuations", 1, "--json", "/dev/full")
 
     assert code == BROKEN
-    assert err == f"kvlockstep: --json {out}: No such file or directory\n"
+    assert err == "kvlockstep: --json /dev/full: No space left on device\n"
 
 
 def test_why_puts_its_picture_on_the_page_of_the_trace(tmp_path, stored, command):
@@ -236,12 +235,11 @@ def test_why_refuses_a_page_that_is_too_large_before_it_runs_anything(tmp_path, 
     assert not html.exists()
 
 
-def test_why_says_so_when_it_cannot_write_the_page(tmp_path, stored, command):
-    html = tmp_path / "missing" / "why.html"
-    code, _, err = command("why", "--target", LEAKY, stored(), "--continuations", 1, "--html", html)
+def test_why_says_so_when_it_cannot_write_the_page(stored, command):
+    code, _, err = command("why", "--target", LEAKY, stored(), "--continuations", 1, "--html", "/dev/full")
 
     assert code == BROKEN
-    assert err == f"kvlockstep: --html {html}: No such file or directory\n"
+    assert err == "kvlockstep: --html /dev/full: No space left on device\n"
 
 
 def test_why_refuses_a_trace_that_does_not_fail(stored, command):

@@ -95,11 +95,7 @@ def write_junit(path: Path, result: Result | Verdict) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file as a whole; what is no plain file is written to as it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
-        return
     replace_file(path, text)
 
 
