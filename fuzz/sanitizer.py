@@ -5,7 +5,7 @@ tensor hits another one or the heap, and a race is hidden: the last program wins
 
 * every access is held to the tensor that its address was made from, and a store to the cells that the kernel promises
   to write (a *promise*, given from outside; a kernel without one may write all of its tensors);
-* a store must not name an address twice;
+* a store must not write an address twice;
 * an address that a program stores to is no other program's, in the same launch;
 * a launch of several programs runs a second time from the same bytes, with its programs in another order or
   interleaved at their memory operations, as a seed says; it must leave the same bits.
@@ -63,7 +63,7 @@ class KernelWriteUnpromised(KernelViolation):
 
 
 class KernelStoreRepeats(KernelViolation):
-    """One store names an address twice: either lane may win."""
+    """One store writes an address with two lanes: either may win."""
 
 
 class KernelWritesCollide(KernelViolation):
@@ -182,9 +182,16 @@ class _Touch:
         return _lanes(self.lanes[hit], self.n_lanes)
 
 
+def _cells_of(offsets: Cells, size: int, item: int) -> Cells:
+    """Return the cells that accesses of ``size`` bytes at ``offsets`` touch: a line each, its last cell maybe repeated."""
+    first, last = offsets // item, (offsets + size - 1) // item
+    cells: Cells = np.minimum(first[:, None] + np.arange(int((last - first).max()) + 1), last[:, None])
+    return cells
+
+
 def _common(one: _Touch, other: _Touch) -> Cells:
-    """Return the addresses that both touch."""
-    if one.size == other.size:
+    """Return the addresses that both touch: of whole elements, or else of bytes."""
+    if one.size == other.size and not any((touch.addresses % touch.size).any() for touch in (one, other)):
         return np.intersect1d(one.addresses, other.addresses)
     ours, others = [(t.addresses[:, None] + np.arange(t.size)).ravel() for t in (one, other)]
     return np.intersect1d(ours, others)
@@ -362,7 +369,7 @@ class _Launch:
             self._check_bounds(access, operand, offsets, size, lanes, given.size)
             real[lanes] = offsets + operand.start
             if access.writes:
-                self._check_write(access, operand, offsets, lanes, given.size)
+                self._check_write(access, operand, offsets, size, lanes, given.size)
             if self._touches is not None:
                 self._check_races(operand, access, real[lanes], size, lanes, given.size)
         return type(pointers)(real.astype(np.uint64).reshape(given.shape), pointers.dtype)
@@ -389,9 +396,10 @@ class _Launch:
     def _check_bounds(
         self, access: _Access, operand: _Operand, offsets: Cells, size: int, lanes: Cells, n: int
     ) -> None:
-        first, last = offsets // operand.item, (offsets + size - 1) // operand.item
-        if (wrong := np.union1d(operand.not_of(first), operand.not_of(last))).size:
-            cell = int(first[wrong[0]])
+        cells = _cells_of(offsets, size, operand.item)
+        if (strays := operand.not_of(cells.ravel())).size:
+            cell = int(cells.ravel()[strays[0]])
+            wrong = np.unique(strays // cells.shape[1])
             raise KernelAccessOutOfBounds(
                 f"{self.__name__} {access.verb} element {cell} of {operand.name}, "
                 f"expected one of its {operand.tensor.numel()}",
@@ -399,22 +407,22 @@ class _Launch:
                 (self.__name__, operand.name),
             )
 
-    def _check_write(self, access: _Access, operand: _Operand, offsets: Cells, lanes: Cells, n: int) -> None:
-        cells = offsets // operand.item
-        if operand.may_write is not None and (wrong := np.flatnonzero(~np.isin(cells, operand.may_write))).size:
+    def _check_write(self, access: _Access, operand: _Operand, offsets: Cells, size: int, lanes: Cells, n: int) -> None:
+        cells = _cells_of(offsets, size, operand.item)
+        if operand.may_write is not None and (unpromised := ~np.isin(cells, operand.may_write)).any():
             raise KernelWriteUnpromised(
-                f"{self.__name__} {access.verb} {operand.place(int(cells[wrong[0]]))}, "
+                f"{self.__name__} {access.verb} {operand.place(int(cells[unpromised][0]))}, "
                 "expected what it promises to write",
-                self._facts(lanes[wrong], n, operand),
+                self._facts(lanes[unpromised.any(axis=1)], n, operand),
                 (self.__name__, operand.name),
             )
         if access.atomic:
             return
         order = np.argsort(offsets, kind="stable")
-        same = np.flatnonzero(np.diff(offsets[order]) == 0)
-        if same.size:
-            offset = offsets[order[same[0]]]
-            repeated = lanes[offsets == offset]
+        overlaps = np.flatnonzero(np.diff(offsets[order]) < size)
+        if overlaps.size:
+            offset = offsets[order[overlaps[0]]]
+            repeated = lanes[(offsets >= offset) & (offsets < offset + size)]
             place = operand.place(int(offset) // operand.item)
             raise KernelStoreRepeats(
                 f"{self.__name__} stores to {place} with {len(repeated)} lanes at once, expected 1",

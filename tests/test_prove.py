@@ -6,6 +6,7 @@ import sys
 from importlib import import_module
 
 import pytest
+from rich.console import Console
 
 from kvlockstep.fuzz import prove
 from kvlockstep.fuzz.proofs import contract, faults, sides
@@ -23,6 +24,26 @@ def gather_other_row(pool, row_table, row, length):
 
 twins.kernels.TORCH = twins.kernels.TORCH._replace(gather_kv=gather_other_row)
 sys.exit(twins.main(2))
+"""
+
+COUNTING_PROGRAMS = """
+from collections import Counter
+from kvlockstep.fuzz.proofs import twins
+
+seen = {}
+
+def counting(name, launch):
+    seen[name] = Counter()
+    def counted(*args):
+        seen[name][twins.kernels.FEWEST_PROGRAMS] += 1
+        return launch(*args)
+    return counted
+
+real = twins.kernels.TRITON
+twins.kernels.TRITON = type(real)(*(counting(name, launch) for name, launch in zip(real._fields, real)))
+twins.main(2)
+for name, counter in seen.items():
+    print(f"seen {name}\t{counter[1]} {counter[2]}")
 """
 
 
@@ -102,6 +123,19 @@ def test_report_without_a_verdict_is_no_proof(monkeypatch):
         prove.check_contract("implementation.page_floor", 1.0)
 
 
+@pytest.mark.parametrize(
+    ("code", "out"),
+    [(1, ""), (0, ""), (-11, ""), (1, "apply_plan\t7\t0.1\n"), (0, "apply_plan\t7\t0.1\nrewrite_row\t7\t0.1\n")],
+    ids=["raises", "says nothing", "dies", "raises later", "leaves kernels out"],
+)
+def test_twins_that_were_not_all_compared_are_no_proof(monkeypatch, code, out):
+    done = subprocess.CompletedProcess([], code, out, "LaneUnavailable: no interpreter")
+    monkeypatch.setattr(prove, "_run", lambda *_, timeout: done)
+
+    with pytest.raises(prove.Stop, match="LaneUnavailable: no interpreter"):
+        list(prove.compare_twins(True, Console()))
+
+
 @pytest.mark.parametrize("count", sides.COUNTED, ids=lambda count: count.__name__)
 def test_sides_agree_on_all_small_cases(count):
     assert count(sides.COUNTED[count][0]) > 1000
@@ -144,6 +178,16 @@ def test_kernels_agree_with_their_twins_on_all_small_shapes():
     assert done.returncode == 0, done.stdout + done.stderr
     assert [name for name, _, _ in lines] == ["apply_plan", "rewrite_row", "scatter_kv", "gather_kv"]
     assert all(int(n_cases) > 100 for _, n_cases, _ in lines)
+
+
+def test_each_kernel_runs_as_one_program_and_as_several():
+    done = subprocess.run([sys.executable, "-c", COUNTING_PROGRAMS], capture_output=True, text=True, check=True)
+    seen = dict(line.split("\t") for line in done.stdout.splitlines() if line.startswith("seen "))
+
+    assert len(seen) == len(prove.TWINS)
+    for counted in seen.values():
+        once, twice = counted.split()
+        assert once == twice != "0"
 
 
 def test_twin_that_differs_is_seen():

@@ -10,6 +10,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -108,6 +109,13 @@ def bytes_kernel(to_ptr):
         tl.store(to_ptr, 1)
     else:
         tl.store(to_ptr.to(tl.pointer_type(tl.int8)) + 2, tl.full((), 1, tl.int8))
+
+
+@triton.jit
+def wide_kernel(to_ptr, step, block: tl.constexpr):
+    i = tl.arange(0, block)
+    cells = to_ptr + (tl.program_id(0) * block + i) * step
+    tl.store(cells.to(tl.pointer_type(tl.int32)), i)
 
 
 @triton.jit
@@ -294,6 +302,38 @@ def test_byte_of_an_element_that_another_program_writes_is_caught():
 
     assert type(finding) is KernelWritesCollide
     assert "addresses: 1 in common" in facts_of(finding)
+
+
+def test_every_cell_of_a_store_wider_than_an_element_must_be_promised():
+    halves = torch.zeros(9, dtype=torch.int16)
+    promises = {"wide_kernel": lambda _: {"to_ptr": np.arange(7)}}
+    finding = finding_of(lambda: wide_kernel[(1,)](halves, 2, block=4), promises=promises)
+
+    assert type(finding) is KernelWriteUnpromised
+    assert "wide_kernel stores to to_ptr[7]" in finding.headline
+    assert "lanes: [3, 4) of 4" in facts_of(finding)
+
+
+def test_stores_of_one_block_that_overlap_in_part_are_caught():
+    finding = finding_of(lambda: wide_kernel[(1,)](torch.zeros(9, dtype=torch.int16), 1, block=4))
+
+    assert type(finding) is KernelStoreRepeats
+    assert "lanes: [0, 2) of 4" in facts_of(finding)
+
+
+def test_programs_that_overlap_in_part_are_caught():
+    finding = finding_of(lambda: wide_kernel[(2,)](torch.zeros(9, dtype=torch.int16), 1, block=1))
+
+    assert type(finding) is KernelWritesCollide
+    assert "wide_kernel both write to_ptr[1]" in finding.headline
+
+
+def test_wide_stores_side_by_side_are_honest():
+    halves = torch.zeros(16, dtype=torch.int16)
+    with Sanitizer(0).watching():
+        wide_kernel[(2,)](halves, 2, block=4)
+
+    assert halves.tolist() == [0, 0, 1, 0, 2, 0, 3, 0] * 2
 
 
 def test_counter_that_is_not_atomic_is_caught():

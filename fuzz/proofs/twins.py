@@ -85,19 +85,20 @@ def rewrite_row(size: int) -> int:
     return n_cases
 
 
-def _pools(size: int) -> Iterator[tuple[Tensor, int]]:
-    for layers, words, dtype, n_programs in product(
-        range(1, size + 1), range(1, size + 1), (torch.int16, torch.int32, torch.int64), PROGRAMS
+def _pools(size: int) -> Iterator[Tensor]:
+    for layers, words, dtype in product(
+        range(1, size + 1), range(1, size + 1), (torch.int16, torch.int32, torch.int64)
     ):
-        kernels.FEWEST_PROGRAMS = n_programs
         n_slots = 2 * size
-        yield torch.arange(layers * 2 * n_slots * words, dtype=dtype).view(layers, 2, n_slots, words), words
+        yield torch.arange(layers * 2 * n_slots * words, dtype=dtype).view(layers, 2, n_slots, words)
 
 
 def scatter_kv(size: int) -> int:
     """Up to ``size`` slots, layers and words of each dtype, the slots in order and not."""
     n_cases = 0
-    for (pool, words), n in product(_pools(size), range(1, size + 1)):
+    for pool, n, n_programs in product(_pools(size), range(1, size + 1), PROGRAMS):
+        kernels.FEWEST_PROGRAMS = n_programs
+        words = pool.shape[3]
         for slots in ([*range(n)], [*range(2 * size - 1, 2 * size - 1 - n, -1)]):
             n_cases += 1
             k = -torch.arange(1, pool.shape[0] * n * words + 1, dtype=pool.dtype).view(-1, n, words)
@@ -113,7 +114,8 @@ def scatter_kv(size: int) -> int:
 def gather_kv(size: int) -> int:
     """Up to ``size`` positions, layers and words of each dtype, from each of two rows."""
     n_cases = 0
-    for (pool, _), length, row in product(_pools(size), range(1, size + 1), (0, 1)):
+    for pool, length, row, n_programs in product(_pools(size), range(1, size + 1), (0, 1), PROGRAMS):
+        kernels.FEWEST_PROGRAMS = n_programs
         n_cases += 1
         rows = torch.tensor([[*range(size)], [*range(2 * size - 1, size - 1, -1)]], dtype=torch.int32)
         results = []
