@@ -29,6 +29,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -204,8 +205,7 @@ def lockstep(setup: Setup) -> Iterator[tuple[str, str]]:
 def decoding_cache(setup: Setup, n_requests: int, length: int) -> KvCache:
     n_pages = n_requests * (length // 16 + 4)
     config = ImplConfig(page_size=16, n_pages=n_pages, n_rows=n_requests, max_context_len=length + 64, head_dim=4)
-    cache = KvCache(config, setup.lane)
-    cache.device = GraphedDevice(config, setup.lane, (n_requests,))
+    cache = KvCache(config, setup.lane, partial(GraphedDevice, buckets=(n_requests,)))
     for nth in range(n_requests):
         cache.match(f"r{nth}", array("q", range(nth * length, (nth + 1) * length)))
     cache.alloc([Extend(f"r{nth}", length) for nth in range(n_requests)])

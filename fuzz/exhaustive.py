@@ -80,6 +80,9 @@ class Scope:
     drafts: bool = True
     sampled: str = "none"
 
+    def __post_init__(self) -> None:
+        assert (self.config.policy, self.config.key_units) == ("lru", "token"), "states are merged as these two allow"
+
     @property
     def requests(self) -> tuple[str, ...]:
         return tuple(f"r{i}" for i in range(self.n_requests))

@@ -203,12 +203,12 @@ class Recording:
             return self.stop(f"stopped at the bound of {self._max_bytes:,} bytes")
         if before.n_values + n_values + before.n_ops + n_ops > MAX_VALUES:
             return self.stop(f"stopped at the {MAX_VALUES:,} tokens and batch items that a trace may have")
+        written, end = self.n_bytes, before.n_bytes + len(data)
+        self.n_bytes, self.n_ops, self._n_values = before.n_bytes, before.n_ops, before.n_values  # if this fails
         self._write(data, before.n_bytes)
-        self.n_ops, self._n_values = before.n_ops + n_ops, before.n_values + n_values
-        end = before.n_bytes + len(data)
-        if end < self.n_bytes:
+        if end < written:
             os.ftruncate(self._file, end)
-        self.n_bytes = end
+        self.n_bytes, self.n_ops, self._n_values = end, before.n_ops + n_ops, before.n_values + n_values
         return None
 
     def mark(self) -> Mark:

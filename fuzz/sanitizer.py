@@ -183,7 +183,7 @@ class _Touch:
 
 
 def _cells_of(offsets: Cells, size: int, item: int) -> Cells:
-    """Return the cells that accesses of ``size`` bytes at ``offsets`` touch: a line each, its last cell maybe repeated."""
+    """Return the cells that accesses of ``size`` bytes touch: a line each, its last cell maybe repeated."""
     first, last = offsets // item, (offsets + size - 1) // item
     cells: Cells = np.minimum(first[:, None] + np.arange(int((last - first).max()) + 1), last[:, None])
     return cells

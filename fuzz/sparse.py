@@ -193,8 +193,8 @@ class SparseLockstep(Lockstep):
         """Compare what was read with what belongs there; whose it is instead, the closer look tells."""
         for read in reads:
             if read is not None and read.expected != read.got:
-                length = min(len(read.expected), len(read.got))
-                wrong = [pos for pos in range(length) if read.expected[pos] != read.got[pos]]
+                length = max(len(read.expected), len(read.got))  # a position that only one of them has is wrong
+                wrong = [pos for pos in range(length) if read.expected[pos : pos + 1] != read.got[pos : pos + 1]]
                 raise ContentWrong(
                     f"request {read.request} reads {len(wrong)} of {len(read.expected)} positions wrong, expected 0",
                     [("positions read", str(len(read.got))), ("wrong ones", listing(wrong))],

@@ -27,6 +27,7 @@ The clock is simulated: a step takes `STEP_MS` and `PREFILL_MS` more for each to
 
 import gzip
 import json
+import zlib
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -87,7 +88,7 @@ def read_log(path: str | PathLike[str], n_requests: int | None = None) -> Iterat
                     )
                 last = request.timestamp
                 yield request
-        except (EOFError, gzip.BadGzipFile) as error:
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise LogError(f"{path}:{number + 1}: {error}: fetch the file again") from None
     if number == 0:
         raise LogError(f"{path}:1: an empty file: a request log has one JSON object a line")

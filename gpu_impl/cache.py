@@ -13,7 +13,7 @@ at most one kernel. Requests are known from ``match`` until ``release``, ``abort
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -94,13 +94,29 @@ class Request:
         return len(self.tokens) - self.committed_len
 
 
+def _check_buffer(tokens: "array[int]") -> None:
+    if not isinstance(tokens, array) or tokens.typecode != "q":
+        raise TypeError(f"tokens: expected an array('q'), got {type(tokens).__name__}")
+
+
+def _check_range(tokens: "array[int]") -> None:
+    for token in tokens:
+        if not -(1 << 31) <= token < 1 << 31:
+            raise OverflowError(f"token {token}: expected one that int32 holds")
+
+
 class KvCache:
     """Rows, pages, prefix tree and KV pool of one model on one device. Not for several threads at once."""
 
-    def __init__(self, config: CacheConfig, lane: str | None = None) -> None:
+    def __init__(
+        self,
+        config: CacheConfig,
+        lane: str | None = None,
+        device: Callable[[CacheConfig, str], DeviceState] = DeviceState,
+    ) -> None:
         self.config = config
         self.lane = choose_lane(lane)
-        self.device = DeviceState(config, self.lane)
+        self.device = device(config, self.lane)
         self.free_pages = FreeStack(config.n_pages)
         self.free_rows = FreeStack(config.n_rows)
         self.tree = PrefixTree(config.page_size, config.bigram, config.policy)
@@ -146,7 +162,8 @@ class KvCache:
     ) -> int:
         """Admit a request: find and lock the longest published prefix of its tokens and return its length.
 
-        ``tokens`` is an ``array('q')`` and is copied. One token is always left to compute.
+        ``tokens`` is an ``array('q')`` and is copied. One token is always left to compute. Here and wherever tokens
+        come in, another buffer is a TypeError, and a token that int32 cannot hold an OverflowError.
         Refuses: as `peek`.
         """
         self._check_admission(request, tokens)
@@ -172,8 +189,7 @@ class KvCache:
             if live.state == IN_FLIGHT:
                 raise InFlight(f"{request}: its pass has not landed")
             raise WrongState(f"{request}: expected a name that is not live, it is {live.state}")
-        if not isinstance(tokens, array) or tokens.typecode != "q":
-            raise TypeError(f"tokens: expected an array('q'), got {type(tokens).__name__}")
+        _check_buffer(tokens)
         if not tokens:
             raise BadArgument(f"{request}: no tokens")
         # A retracted request can hold one token more than a row has positions: the last one sampled.
@@ -184,6 +200,7 @@ class KvCache:
         n_pages = 0
         if shares:
             n_pages = whole_pages(matchable_units(len(tokens), self.config.bigram), self.config.page_size)
+            _check_range(tokens[n_pages * self.config.page_size :])  # those before are narrowed for the key
         return self.tree.match(namespace, self._key(tokens, 0, n_pages), n_pages, lock)
 
     def _key(self, tokens: "array[int]", start: int, n_pages: int) -> bytes:
@@ -250,6 +267,8 @@ class KvCache:
                     f"{item.request}: {request.committed_len + item.n} positions asked, "
                     f"a row has {self.config.max_context_len}"
                 )
+            _check_buffer(item.drafts)
+            _check_range(item.drafts)
             requests.append(request)
         return requests
 
@@ -265,6 +284,8 @@ class KvCache:
         if kept != 0 and not n_known <= kept <= live.in_flight_n:
             raise BadArgument(f"{request}: kept {kept}, expected 0 or {n_known}..{live.in_flight_n}")
         sampled = no_tokens() if sampled is None else sampled
+        _check_buffer(sampled)
+        _check_range(sampled)
         if len(sampled) > 1:
             raise BadArgument(f"{request}: {len(sampled)} tokens sampled, expected at most 1")
         if sampled and (kept == 0 or n_known != live.open_tokens):
@@ -388,11 +409,15 @@ class KvCache:
 
         Before: ``slots`` is a write set, or a part of one, whose pass has not been committed.
         Writes: exactly these slots, in every layer.
+        Refuses: BadArgument for another shape or dtype.
         """
         self.device.write_kv(slots, k, v)
 
     def read_kv(self, row: int, length: int) -> tuple[Tensor, Tensor]:
-        """Read K and V [layers, length, kv_heads, head_dim] at positions ``[0, length)`` of a row."""
+        """Read K and V [layers, length, kv_heads, head_dim] at positions ``[0, length)`` of a row.
+
+        Refuses: BadArgument for positions that there are not.
+        """
         return self.device.read_kv(row, length)
 
     def _live(self, request: str, *allowed: str) -> Request:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .config import ITEM_BYTES, CacheConfig
 from .plan import BatchPlan
+from .refusals import BadArgument
 
 WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16))
 """Integer types that KV is moved as, the widest first."""
@@ -51,12 +52,28 @@ class DeviceState:
         self._kernels.rewrite_row(self.row_table, row, start, self.upload(pages), self._page_size)
 
     def write_kv(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write ``k`` and ``v`` [layers, n, kv_heads, head_dim] to ``slots`` [n], int32, bit for bit."""
+        """Write ``k`` and ``v`` [layers, n, kv_heads, head_dim] to ``slots`` [n], int32, bit for bit.
+
+        Refuses, before anything is launched: another shape or dtype, at which a kernel would read or write elsewhere.
+        """
+        layers, _, _, kv_heads, head_dim = self.kv_pool.shape
+        shape, dtype = (layers, slots.shape[0], kv_heads, head_dim), self.kv_pool.dtype
+        for name, kv in (("k", k), ("v", v)):
+            if kv.shape != shape or kv.dtype != dtype:
+                raise BadArgument(f"{name}: {list(kv.shape)} of {kv.dtype}, expected {list(shape)} of {dtype}")
+        if slots.dtype != torch.int32:
+            raise BadArgument(f"slots: {slots.dtype}, expected torch.int32")
         if slots.shape[0]:
             self._kernels.scatter_kv(self._pool_words, slots, self._as_words(k), self._as_words(v))
 
     def read_kv(self, row: int, length: int) -> tuple[Tensor, Tensor]:
-        """Read K and V [layers, length, kv_heads, head_dim] through a row."""
+        """Read K and V [layers, length, kv_heads, head_dim] through a row.
+
+        Refuses: a row or a length that the table does not have.
+        """
+        n_rows, width = self.row_table.shape
+        if not (0 <= row < n_rows and 0 <= length <= width):
+            raise BadArgument(f"positions [0, {length}) of row {row}, the table has {n_rows} rows of {width}")
         layers, _, _, kv_heads, head_dim = self.kv_pool.shape
         shape = (layers, length, kv_heads, head_dim)
         if length == 0:

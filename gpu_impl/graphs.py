@@ -2,10 +2,9 @@
 
 A decode step launches little work often, so what a launch costs on the host counts. A graph replays a launch as
 it was captured: same shape, same addresses. So a plan is padded to the next of a few sizes (*buckets*) and copied
-to where the graph reads it. `GraphedDevice` stands in for the `DeviceState` of a fresh cache::
+to where the graph reads it. `GraphedDevice` is what a cache has in place of a `DeviceState`::
 
-    cache = KvCache(config)
-    cache.device = GraphedDevice(cache.config, cache.lane, buckets=(8, 64, 256))
+    cache = KvCache(config, device=partial(GraphedDevice, buckets=(8, 64, 256)))
 
 Every bucket is captured then, which waits for the device; no operation afterwards does. A plan that fits no bucket
 (a prefill) is launched as it is.

@@ -1,5 +1,7 @@
 """The search over all states of a small `gpu_impl` in lockstep: what it covers, finds, copies, and merges."""
 
+from dataclasses import replace
+
 import pytest
 from click.testing import CliRunner
 
@@ -133,6 +135,12 @@ def test_a_fault_is_found_by_a_trace_of_which_nothing_can_be_left_out(fault, law
     for left_out in range(n_ops):
         ops = [op for step, op in enumerate(report.found.ops) if step != left_out]
         assert run_ops(TWO_PAGES, ops, faulty).signature is None
+
+
+@pytest.mark.parametrize("other", [{"policy": "lfu"}, {"key_units": "bigram"}])
+def test_scope_whose_states_could_not_be_merged_is_refused(other):
+    with pytest.raises(AssertionError, match="states are merged as these two allow"):
+        Scope(replace(TWO_PAGES, **other), (1,))
 
 
 def test_what_a_faulty_copy_remembers_tells_states_apart(tiny):

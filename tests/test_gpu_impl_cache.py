@@ -3,11 +3,14 @@
 from array import array
 
 import pytest
+import torch
 
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.ops import AllocItem
 from kvlockstep.fuzz.targets import base
 from kvlockstep.fuzz.targets.gpu_impl import make
+from kvlockstep.gpu_impl import Extend
+from kvlockstep.gpu_impl.refusals import BadArgument
 from kvlockstep.invariants import FULL, ROOT
 
 SPACE = (None, None, ())
@@ -330,6 +333,90 @@ def test_list_of_tokens_is_a_type_error_and_admits_nobody():
     with pytest.raises(TypeError, match="expected an array"):
         target._cache.match("r0", [1, 2, 3])
     assert target.snapshot().requests == []
+
+
+def running(n=4):
+    """Make a cache with a request of ``n`` tokens whose pass is in flight."""
+    target = build()
+    admit(target, "r0", "abcd"[:n])
+    target.alloc([AllocItem("r0", n)])
+    return target
+
+
+@pytest.mark.parametrize(
+    ("sampled", "error"),
+    [(array("i", [4]), TypeError), ([4], TypeError), (array("q", [1 << 31]), OverflowError)],
+    ids=["int32", "list", "too large"],
+)
+def test_sampled_token_of_another_kind_changes_nothing(sampled, error):
+    target = running()
+    before = target.snapshot()
+    with pytest.raises(error):
+        target._cache.commit("r0", 4, sampled)
+
+    assert target.snapshot() == before
+    target.commit("r0", 4, (4,))
+    target.release("r0")
+    assert target.snapshot().requests == []
+
+
+@pytest.mark.parametrize(
+    ("drafts", "error"),
+    [(array("i", [4]), TypeError), ([4], TypeError), (array("q", [-(1 << 31) - 1]), OverflowError)],
+    ids=["int32", "list", "too small"],
+)
+def test_draft_of_another_kind_changes_nothing(drafts, error):
+    target = running()
+    target.commit("r0", 4, (4,))
+    before = target.snapshot()
+    with pytest.raises(error):
+        target._cache.alloc([Extend("r0", 2, drafts)])
+
+    assert target.snapshot() == before
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_token_that_could_not_be_published_admits_nobody(place):
+    """Wherever it stands: in a page that is looked up, or in the rest that a later pass computes."""
+    target = build(page_size=2)
+    tokens = array("q", range(5))
+    tokens[place] = 1 << 31
+    with pytest.raises(OverflowError):
+        target._cache.match("r0", tokens)
+
+    assert target.snapshot().requests == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda slots, k, v: (slots, k.float(), v.float()), "k: .*float32, expected .*float16"),
+        (lambda slots, k, v: (slots, k.view(torch.int16), v), "k: .*int16, expected .*float16"),
+        (lambda slots, k, v: (slots, k, v[:, :-1]), r"v: \[2, 3, .*expected \[2, 4, "),
+        (lambda slots, k, v: (slots, k[..., :1], v), "k: "),
+        (lambda slots, k, v: (slots[:-1], k, v), r"expected \[2, 3, "),
+        (lambda slots, k, v: (slots.long(), k, v), "slots: torch.int64, expected torch.int32"),
+    ],
+)
+def test_kv_of_another_shape_or_type_is_not_written(change, words):
+    target = running(3)
+    cache = target._cache
+    target.commit("r0", 3, (4,))
+    written = cache.alloc([Extend("r0", 1)]).write_set
+    slots = torch.cat([written, torch.tensor([1, 2, 3], dtype=torch.int32)])
+    layers, _, _, *slot = cache.device.kv_pool.shape
+    kv = torch.ones((layers, 4, *slot), dtype=cache.device.kv_pool.dtype)
+    before = cache.device.kv_pool.clone()
+    with pytest.raises(BadArgument, match=words):
+        cache.write_kv(*change(slots, kv, kv))
+
+    assert torch.equal(cache.device.kv_pool, before)
+
+
+@pytest.mark.parametrize(("row", "length"), [(-1, 1), (99, 1), (1, -1), (1, 1 << 20)])
+def test_positions_that_there_are_not_are_not_read(row, length):
+    with pytest.raises(BadArgument, match=rf"positions \[0, {length}\) of row {row}"):
+        running()._cache.read_kv(row, length)
 
 
 def test_peek_splits_and_stamps_but_locks_nothing():

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from array import array
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from kvlockstep.fuzz.lockstep import Lockstep
 from kvlockstep.fuzz.machine import run_cases
 from kvlockstep.fuzz.targets.gpu_impl import GpuImplTarget
 from kvlockstep.gpu_impl import CacheConfig, Extend, KvCache, choose_lane
+from kvlockstep.gpu_impl.device import DeviceState
 from kvlockstep.gpu_impl.graphs import GraphedDevice, n_padded_numbers, padded
 from kvlockstep.gpu_impl.plan import BatchPlan
 
@@ -81,10 +83,14 @@ def test_scatter_through_padded_write_set_changes_only_slot_0_beyond_it(run):
     assert torch.equal(expected, pool)
 
 
+def graphed_cache():
+    config = CacheConfig(page_size=2, n_pages=40, n_rows=4, max_context_len=32, head_dim=4)
+    return KvCache(config, LANE, partial(GraphedDevice, buckets=[4]))
+
+
 def decoding_cache(buckets):
-    cache = KvCache(CacheConfig(page_size=2, n_pages=40, n_rows=4, max_context_len=32, head_dim=4), LANE)
-    if buckets is not None:
-        cache.device = GraphedDevice(cache.config, cache.lane, buckets)
+    config = CacheConfig(page_size=2, n_pages=40, n_rows=4, max_context_len=32, head_dim=4)
+    cache = KvCache(config, LANE, DeviceState if buckets is None else partial(GraphedDevice, buckets=buckets))
     write_sets = []
     for name, length in (("r0", 5), ("r1", 9)):
         cache.match(name, array("q", range(length)))
@@ -109,8 +115,8 @@ def test_rows_and_write_sets_are_those_of_a_cache_without_buckets(buckets):
 
 
 def test_padded_write_set_stays_at_its_address():
-    cache = KvCache(CacheConfig(page_size=2, n_pages=40, n_rows=4, max_context_len=32, head_dim=4), LANE)
-    cache.device = device = GraphedDevice(cache.config, cache.lane, [4])
+    cache = graphed_cache()
+    device = cache.device
     address = device.write_set_of(4).data_ptr()
     cache.match("r0", array("q", range(5)))
 
@@ -122,7 +128,7 @@ def test_padded_write_set_stays_at_its_address():
 
 def test_bucket_below_one_is_refused():
     with pytest.raises(ValueError, match="buckets: expected at least 1, got 0"):
-        GraphedDevice(CacheConfig(), LANE, [4, 0])
+        KvCache(CacheConfig(), LANE, partial(GraphedDevice, buckets=[4, 0]))
 
 
 class GraphedTarget(GpuImplTarget):
@@ -174,8 +180,7 @@ def test_lockstep_holds_with_padded_plans_and_shows_the_same():
 @pytest.mark.needs("cuda")
 def test_no_operation_waits_once_the_buckets_are_captured():
     """What would wait for the device raises; the capture itself may."""
-    cache = KvCache(CacheConfig(page_size=2, n_pages=40, n_rows=4, max_context_len=32, head_dim=4), LANE)
-    cache.device = GraphedDevice(cache.config, cache.lane, [4])
+    cache = graphed_cache()
     cache.match("r0", array("q", range(5)))
     torch.cuda.set_sync_debug_mode("error")
     try:

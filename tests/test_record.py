@@ -238,6 +238,28 @@ def test_disk_that_fills_up_leaves_a_trace_that_says_so(tmp_path, monkeypatch):
     assert len(trace.ops) > 3
 
 
+def test_disk_that_is_full_while_lines_are_replaced_leaves_what_stood_before_them(tmp_path, monkeypatch):
+    path, write = tmp_path / "t.jsonl", os.pwrite
+    file = Recording(path, Header(CONFIG), source="a test")
+    file.put(Submit("r0", (1, 2)))
+    mark = file.mark()
+    file.put(Peek("r0"))
+    file.put(Peek("r0"))
+    room = file.n_bytes
+
+    def fills_up(file, data, at):
+        if at >= room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, bytes(data)[: room - at], at)
+
+    monkeypatch.setattr(os, "pwrite", fills_up)
+    with file.guarded():
+        file.put_text("".join(f"{encode_op(op)}\n" for op in [Match("r0"), Peek("r0"), Peek("r0")]), 3, at=mark)
+
+    assert read_trace(path).ops == [Submit("r0", (1, 2))]
+    assert "1 operations, ended early: No space left on device" in why_of(path)
+
+
 def test_what_no_trace_can_hold_ends_the_recording_only(tmp_path):
     path = tmp_path / "t.jsonl"
     target = recording(ReferenceTarget(CONFIG), CONFIG, path)

@@ -184,6 +184,21 @@ def test_bad_line_is_named_with_a_remedy(text, complaint, tmp_path):
     assert str(caught.value).startswith(f"{path}:{complaint}")
 
 
+@pytest.mark.parametrize("cut", [10, -4])
+@pytest.mark.parametrize("damage", ["cut off", "changed"])
+def test_packed_log_that_is_damaged_is_named_with_a_remedy(damage, cut, tmp_path):
+    path = tmp_path / "log.jsonl.gz"
+    packed = bytearray(gzip.compress((line() + "\n").encode() * 40))
+    if damage == "cut off":
+        packed = packed[:cut]
+    else:
+        packed[cut] ^= 0xFF
+    path.write_bytes(packed)
+
+    with pytest.raises(LogError, match=rf"^{path}:\d+: .*: fetch the file again$"):
+        list(read_log(path))
+
+
 @pytest.fixture
 def log(tmp_path):
     path = tmp_path / "log.jsonl.gz"

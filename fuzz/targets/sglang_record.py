@@ -723,7 +723,7 @@ class LiveRecording:
             if look.known is not None and (req := look.known.watch()) is not None and req.lock is lock:
                 self._settle()
                 break
-        for known in self._known.values():
+        for known in list(self._known.values()):  # a request that the collector takes leaves it at any moment
             if known.state == "MATCHED" and known.req.lock is lock:
                 self._settle()
                 self._advance()
