@@ -39,7 +39,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SIBLINGS = 16  # leaves below one parent
 LEAVES = (100, 1_000, 10_000, 100_000)
 TOKENS = (100, 1_000, 10_000, 100_000, 1_000_000)
-CHAIN = 196  # edges of the reference row, 512 tokens each
+EDGE = 512  # tokens
+CHAIN = 196  # edges of the reference row
 MOST_NS = 300_000_000  # of one tree in one round
 BENCHMARK = "benchmarks/against_sglang.py"
 
@@ -65,8 +66,8 @@ def prompt(n_tokens: int) -> "array[int]":
     return array("q", [draw.randrange(100_000) for _ in range(n_tokens // P * P)])
 
 
-def chained(tree: Tree, tokens: "array[int]", edge: int = 512) -> None:
-    for end in range(edge, len(tokens) + 1, edge):
+def chained(tree: Tree, tokens: "array[int]") -> None:
+    for end in range(EDGE, len(tokens) + 1, EDGE):
         tree.insert(tokens[:end], tree.pages(end // P))
 
 
@@ -149,8 +150,8 @@ def path_rows(figures: Figures, n_tokens: int, rounds: int) -> None:
     by_turns(f"match, {n_tokens:,} tokens on one edge", figures, one, match, rounds)
     if n_tokens < 1024:
         return
-    n_edges = CHAIN if n_tokens == 100_000 else n_tokens // 512
-    tokens = prompt(n_edges * 512)
+    n_edges = CHAIN if n_tokens == 100_000 else n_tokens // EDGE
+    tokens = prompt(n_edges * EDGE)
     chains = {name: tree_of(name) for name in TREES}
     for tree in chains.values():
         chained(tree, tokens)

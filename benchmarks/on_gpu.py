@@ -60,6 +60,7 @@ OFTEN = (3, 4, 8, 9, 4, 3, 2, 2, 1, 1, 1)
 READ_BACKS = ("Memcpy DtoH", "cudaStreamSynchronize", "cudaEventSynchronize")
 """Names in a profile. The profiler itself waits for the whole device at its end, which is another call."""
 MOST_SECONDS = 460
+OPS_OF_CASE = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +114,13 @@ def drawn_op(draw: random.Random, draws: Draws) -> Op:
     return op
 
 
-def case(seed: int, n_ops: int = 60) -> Iterator[tuple[Lockstep, Op]]:
+def case(seed: int) -> Iterator[tuple[Lockstep, Op]]:
     """Draw a config and then operations, each for the state that the one before left. The caller runs them."""
     draw = random.Random(seed)
     config = drawn_config(draw)
     lockstep = Lockstep(config, factory_for("gpu_impl")(config), digest=True)
     draws = Draws(config, lockstep.model, GpuImplTarget.capabilities)
-    for _ in range(n_ops):
+    for _ in range(OPS_OF_CASE):
         yield lockstep, drawn_op(draw, draws)
 
 

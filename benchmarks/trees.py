@@ -24,18 +24,18 @@ class Tree(Protocol):
     def lock_unlock(self, node: Any) -> None: ...
 
 
-def tree_of(name: str, policy: str = "lru") -> Tree:
-    return GpuImplTree(policy) if name == "gpu_impl" else SglangTree(name.removeprefix("sglang:"), policy)
+def tree_of(name: str) -> Tree:
+    return GpuImplTree() if name == "gpu_impl" else SglangTree(name.removeprefix("sglang:"))
 
 
 class GpuImplTree:
     """`gpu_impl`'s tree, driven as its cache does."""
 
-    def __init__(self, policy: str) -> None:
+    def __init__(self) -> None:
         from kvlockstep.gpu_impl.native import HOW, PrefixTree, int32_bytes, slots_of
 
         assert HOW == "compiled", "install kvlockstep where there is a C compiler"
-        self._tree = PrefixTree(P, False, policy)
+        self._tree = PrefixTree(P, False, "lru")
         self._spell, self._slots_of = int32_bytes, slots_of
         self._next_page = 1
         self._space = (None, None, ())
@@ -90,7 +90,7 @@ class CountingAllocator:
 class SglangTree:
     """One of SGLang's trees, by the calls that its scheduler makes."""
 
-    def __init__(self, tree: str, policy: str) -> None:
+    def __init__(self, tree: str) -> None:
         from kvlockstep.fuzz.targets.sglang import engine as sgl  # noqa: I001  prepares the import of SGLang
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
         from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -106,7 +106,7 @@ class SglangTree:
             req_to_token_pool=rows,
             token_to_kv_pool_allocator=self.allocator,
             page_size=P,
-            eviction_policy=policy,
+            eviction_policy="lru",
         )
         if tree == "radix":
             self._cache = RadixCache(params)

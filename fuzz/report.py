@@ -30,19 +30,22 @@ FEW = 2
 """Workers of whom there is room for words in a line of progress."""
 
 
+EVERY_S = 5.0
+"""Between two lines of progress."""
+
+
 class PlainProgress:
     """One line every few seconds, on any kind of output."""
 
-    def __init__(self, console: Console, seconds: float, every: float = 5.0) -> None:
+    def __init__(self, console: Console, seconds: float) -> None:
         self.console = console
         self.seconds = seconds
-        self.every = every
-        self._next = monotonic() + every
+        self._next = monotonic() + EVERY_S
 
     def __call__(self, states: Sequence[WorkerState]) -> None:
         if monotonic() < self._next:
             return
-        self._next = monotonic() + self.every
+        self._next = monotonic() + EVERY_S
         parts = []
         for state in states:
             rate = state.statistics.done / state.seconds if state.seconds else 0.0

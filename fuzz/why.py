@@ -31,6 +31,9 @@ from kvlockstep.fuzz.story import CannotRun
 from kvlockstep.fuzz.targets.base import allowances_of
 from kvlockstep.invariants import Violation
 
+WIDTH = 40
+"""Characters of the longest bar."""
+
 BEYOND = 24
 """Operations that a continuation may have more than the rest of the trace: damage that is done needs time to show."""
 
@@ -90,7 +93,7 @@ class Chances:
             said.append(f"time ran out: {least} of {self.asked} continuations from each point; --seconds gives it more")
         return said
 
-    def chart(self, width: int = 40) -> list[str]:
+    def chart(self) -> list[str]:
         """Draw a bar for each point, one an operation, with aligned columns."""
         number = len(str(len(self.ops)))
         names = ["before", *[f"op {i:<{number}}  {_shortened(op)}" for i, op in enumerate(self.ops)]]
@@ -100,7 +103,7 @@ class Chances:
             share = point.share
             said = "   -" if share is None else f"{share:4.0%}".replace("%", " %")
             mark = "  <-" if point.length - 1 == self.turn else ""
-            lines.append(f"{name:<{room}}  {said:>5}  {'#' * round((share or 0.0) * width)}".rstrip() + mark)
+            lines.append(f"{name:<{room}}  {said:>5}  {'#' * round((share or 0.0) * WIDTH)}".rstrip() + mark)
         return lines
 
     def to_json(self) -> dict[str, Any]:

@@ -5,12 +5,9 @@ and an absent part (None) is not an empty one.
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 Namespace = tuple[str | None, str | None, tuple[str, ...]]
 """``(extra_key, cache_salt, content_ids)``."""
-
-KeyUnits = Literal["token", "bigram"]
 
 PageKey = tuple[int, ...] | tuple[tuple[int, int], ...]
 """The key units of one whole page."""

@@ -95,9 +95,6 @@ def hang_off_the_tree(cache, step):
     cache.requests["r1"].anchor = cache.tree._new_node()
 
 
-OF_LOST_PAGE = {Defect.PAGE_LOST: 4, Defect.WRITE_SLOT_OFF_ROW: 8, Defect.WRITE_SLOT_OF_OTHER: 8}
-"""What is found where ``r1`` no longer names the page of its last write slot."""
-
 DEFECTS = {
     "free page that the pool does not have": (
         lambda cache, step: cache.free_pages.free.append(13),

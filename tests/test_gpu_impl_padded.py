@@ -178,7 +178,7 @@ def test_lockstep_holds_with_padded_plans_and_shows_the_same():
 
 
 @pytest.mark.needs("cuda")
-def test_no_operation_waits_once_the_buckets_are_captured():
+def test_alloc_does_not_wait_once_the_buckets_are_captured():
     """What would wait for the device raises; the capture itself may."""
     cache = graphed_cache()
     cache.match("r0", array("q", range(5)))
