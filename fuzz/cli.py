@@ -26,7 +26,7 @@ from kvlockstep.fuzz.cli_gate import gate
 from kvlockstep.fuzz.cli_look import Look, Timed, looking, record_of
 from kvlockstep.fuzz.cli_merge import merge
 from kvlockstep.fuzz.cli_options import accept_unobserved, sanitize_or_not
-from kvlockstep.fuzz.cli_out import OUT_FILE
+from kvlockstep.fuzz.cli_out import OUT_FILE, keep_apart
 from kvlockstep.fuzz.cli_ray import run_on_ray
 from kvlockstep.fuzz.cli_record import record
 from kvlockstep.fuzz.cli_report import report
@@ -369,6 +369,7 @@ def replay(
     A trace that is stored as Died, Hung or OutOfMemory runs in a process of its own, which may end as it did.
     """
     limits = Limits(hang_seconds, memory)
+    keep_apart(files, {"--write": write, "--json": look.json})
     with usable():
         names = targets_named(target) if target is not None else []
         for name in names:
@@ -429,8 +430,6 @@ def _replay_on_each(
 def _replay(chosen: Chosen, write: Path | None, outcomes: Path | None, limits: Limits, look: Look, quiet: bool) -> int:
     """Run one stored trace, print what came of it, and return the exit code."""
     file, trace, header, name = chosen.file, chosen.trace, chosen.trace.header, chosen.target
-    if write is not None and write.exists() and write.samefile(file):
-        raise Stop(f"--write {write}: is the trace itself, name another file", USAGE)
     if is_of_ward(header.signature):
         if look.check_every is not None:
             raise Stop(f"--check-every: {file} is stored as {header.signature}, and is checked as it was then", USAGE)
@@ -575,6 +574,7 @@ def minimize(
     """
     trace = read(file)
     out = out or _minimized_path(file)
+    keep_apart([file], {"--out": out})
     name = named_by_user(target, trace.header.target, file)
     lane = trace.header.lane if trace.header.lane in LANED.get(name, ()) else None
     seed = seed_for(sanitize, trace.header.sanitize, name, lane)
@@ -609,11 +609,14 @@ def _minimize(
     """Shorten a trace that fails with this signature, and leave."""
     if signature is None:
         raise Stop(f"{file}: does not fail, so there is nothing to minimize; kvlockstep replay says more", USAGE)
+    if trace.header.signature not in (None, signature):
+        console.print(f"{file}: is stored as {trace.header.signature}, and fails as {signature}", soft_wrap=True)
     start = trace
-    if out.exists():
+    if out.is_file():
         earlier = read(out)
-        alike = (earlier.header.signature, earlier.header.sanitize) == (signature, trace.header.sanitize)
-        if alike and len(earlier.ops) <= len(trace.ops):
+        if _cause(earlier.header, earlier.header.signature) != _cause(trace.header, signature):
+            raise Stop(f"--out {out}: is another trace, of {earlier.header.signature}: name another file", USAGE)
+        if len(earlier.ops) <= len(trace.ops):
             start = earlier
             console.print(f"going on from {out}: {len(earlier.ops)} operations", soft_wrap=True)
     header = replaced(start.header, signature=signature, violates=signature.partition(".")[0])
@@ -636,6 +639,11 @@ def _minimize(
     console.print(f"{signature}: {lengths} in {search.tried} replays ({state})", soft_wrap=True)
     console.print(f"  replay    {replay_line(out, name)}", soft_wrap=True)
     sys.exit(CLEAN)
+
+
+def _cause(header: Header, signature: str | None) -> tuple[object, ...]:
+    """Give what a shorter trace has in common with the one that it was made from."""
+    return signature, header.target, header.lane, header.fault, header.sanitize
 
 
 def _minimized_path(file: Path) -> Path:

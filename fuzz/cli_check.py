@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from kvlockstep.fuzz.cli_options import accept_unobserved
-from kvlockstep.fuzz.exits import BROKEN, CLEAN, UNKNOWN, USAGE, VIOLATION, complain, make_console
+from kvlockstep.fuzz.exits import BROKEN, CLEAN, UNKNOWN, USAGE, VIOLATION, Stop, complain, make_console
 from kvlockstep.fuzz.replay_files import worst
 from kvlockstep.fuzz.snapshot_file import STDIN, Dump, SnapshotError, read
 from kvlockstep.fuzz.verdict import CHARTER
@@ -133,6 +133,8 @@ def check(files: tuple[str, ...], as_json: bool, accepted: tuple[str, ...]) -> N
     All violations are printed, the laws of the charter first. What one snapshot cannot show is listed as not checked,
     what the file leaves out as skipped.
     """
+    if files.count(STDIN) > 1:
+        raise Stop(f"{STDIN}: standard input can be read once", USAGE)
     laws = [int(law) for law in accepted]
     sys.exit(worst([_check(file, laws, as_json=as_json, several=len(files) > 1) for file in files]))
 

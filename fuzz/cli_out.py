@@ -1,9 +1,12 @@
 """Where a command will write its file, looked at before its work begins: what takes an hour does not end in a typo."""
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+
+from kvlockstep.fuzz.exits import USAGE, Stop
 
 
 class OutFile(click.Path):
@@ -13,11 +16,25 @@ class OutFile(click.Path):
         super().__init__(dir_okay=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value in ("", b""):
+            self.fail("an empty name", param, ctx)
         given: Any = super().convert(value, param, ctx)
         path = Path(given)
         if not path.parent.is_dir():
-            self.fail(f"{path}: there is no folder {path.parent}", param, ctx)
+            self.fail(f"{path}: there is no folder {path.parent}: make it first", param, ctx)
         return path
 
 
 OUT_FILE = OutFile()
+
+
+def keep_apart(inputs: Iterable[Path], outputs: Mapping[str, Path | None]) -> None:
+    """Refuse an output that is an input or another output. Raises Stop."""
+    taken = {path.resolve(): "is what is read" for path in inputs}
+    for option, path in outputs.items():
+        if path is None or (path.exists() and not path.is_file()):
+            continue
+        where = next((one for one in taken if one.exists() and path.exists() and one.samefile(path)), path.resolve())
+        if where in taken:
+            raise Stop(f"{option} {path}: {taken[where]}, name another file", USAGE)
+        taken[where] = f"is what {option} writes"

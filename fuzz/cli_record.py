@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from typing import Any
 import click
 
 from kvlockstep.fuzz.cli_campaign import read_size
+from kvlockstep.fuzz.cli_out import OUT_FILE
 from kvlockstep.fuzz.exits import BROKEN, CLEAN, UNKNOWN, USAGE, Stop, complain, make_console, writing
 from kvlockstep.fuzz.recorder import BYTES_AT_MOST, OPS_AT_MOST
 from kvlockstep.fuzz.recorder_hook import VARIABLE, paths_from
@@ -23,6 +25,9 @@ EPILOG = (
     "recorded; 2 wrong usage; 12 a file could not be written."
 )
 
+PASSED_ON = (signal.SIGTERM, signal.SIGHUP)
+"""Signals by which whoever started this asks it to end, and that only the program can answer."""
+
 CUSTOMIZATION = """\
 import sys
 from kvlockstep.fuzz import recorder_hook
@@ -32,7 +37,7 @@ recorder_hook.run_next_customization({folder!r})
 
 
 @click.command(epilog=EPILOG, context_settings={"ignore_unknown_options": True})
-@click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("out", type=OUT_FILE)
 @click.option("--max-ops", default=OPS_AT_MOST, show_default=True, type=click.IntRange(1, MAX_OPS), help="Of one file.")
 @click.option(
     "--max-bytes",
@@ -55,8 +60,6 @@ def record(out: Path, max_ops: int, max_bytes: int, pseudonyms: bool, program: t
         raise Stop(f"{out}: a recording is written plain: name it without .gz, and pack it afterwards", USAGE)
     if out.exists() or paths_from(out, 1).exists():
         raise Stop(f"{out}: is there already, or {paths_from(out, 1).name}: name another file", USAGE)
-    if not out.parent.is_dir():
-        raise Stop(f"{out.parent}: no such folder: make it first", USAGE)
     asked = {
         "path": str(out.absolute()),
         "max_ops": max_ops,
@@ -89,6 +92,15 @@ def _run(program: tuple[str, ...], folder: str, asked: dict[str, Any]) -> int:
         running = subprocess.Popen(program, env=environment)
     except OSError as error:
         raise Stop(f"{program[0]}: {error.strerror}: name a program that can be run", USAGE) from error
+    passed_on = {number: signal.signal(number, lambda got, _: running.send_signal(got)) for number in PASSED_ON}
+    try:
+        return _code_of(running)
+    finally:
+        for number, before in passed_on.items():
+            signal.signal(number, before)
+
+
+def _code_of(running: "subprocess.Popen[bytes]") -> int:
     while True:
         try:
             code = running.wait()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from kvlockstep.fuzz.cli_out import OUT_FILE
+from kvlockstep.fuzz.cli_out import OUT_FILE, keep_apart
 from kvlockstep.fuzz.cli_trace import Chosen, choose
 from kvlockstep.fuzz.exits import USAGE, Stop, make_console, usable, writing
 from kvlockstep.fuzz.files import replace_file
@@ -39,6 +39,7 @@ def show(file: Path, out: Path | None, target: str | None, lane: str | None, fau
     """
     chosen = choose(file, target, lane, fault)
     page = out if out is not None else page_path(file)
+    keep_apart([file], {"--out": page})
     text, sentence = _drawn(chosen)
     with writing(f"--out {page}"):
         replace_file(page, text)

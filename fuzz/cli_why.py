@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from kvlockstep.fuzz.cli_blame import open_trace, trace_options
-from kvlockstep.fuzz.cli_out import OUT_FILE
+from kvlockstep.fuzz.cli_out import OUT_FILE, keep_apart
 from kvlockstep.fuzz.cli_show import check_page
 from kvlockstep.fuzz.exits import USAGE, Seconds, Stop, make_console, usable, writing
 from kvlockstep.fuzz.files import replace_file
@@ -41,6 +41,7 @@ def why(
 
     --html writes the page that kvlockstep show makes, with the chart above its slider.
     """
+    keep_apart([file], {"--html": html, "--json": out})
     chosen, factory = open_trace(file, target, lane, fault)
     trace = chosen.trace
     from kvlockstep.fuzz.lenient import tell_without

@@ -6,7 +6,7 @@ from time import monotonic
 
 import click
 
-from kvlockstep.fuzz.cli_out import OUT_FILE
+from kvlockstep.fuzz.cli_out import OUT_FILE, keep_apart
 from kvlockstep.fuzz.config import POLICIES, CacheConfig
 from kvlockstep.fuzz.exits import USAGE, Stop, make_console, writing
 from kvlockstep.fuzz.ops import Op
@@ -67,8 +67,7 @@ def from_workload(
         raise Stop(f"the cache cannot be: {error}", USAGE) from error
     if (excess := config.excess()) is not None:
         raise Stop(f"the cache is too large for this harness: {excess}: ask for less", USAGE)
-    if out.exists() and log.exists() and out.samefile(log):
-        raise Stop(f"--out {out}: is the log itself, name another file", USAGE)
+    keep_apart([log], {"--out": out})
     schedule = Schedule(Room(page_size, n_pages, max_running, context, chunk))
     header = Header(config, why=f"The first {requests} requests of a log." if requests else "A request log.")
     counted = _Counted(log, schedule)
@@ -121,3 +120,5 @@ class _Counted:
                 self._next = monotonic() + SAY_EVERY_S
                 click.echo(f"{self._schedule.requests:,} requests, {self.n_ops:,} operations", err=True)
             yield op
+        if not self._schedule.requests:
+            raise Stop(f"{self._log}: no request fits a row and the pool: see --context and --slots", USAGE)

@@ -153,6 +153,7 @@ def _fits_alone(model: Cache, item: AllocItem) -> bool:
 
 SAY_EVERY = 15.0  # seconds
 INFINITE = 1 << 62
+MOST_PROMPTS = 1024
 
 
 @dataclass(slots=True)
@@ -353,6 +354,8 @@ def _with_fault(name: str) -> ModuleType:
     planted = FAULTS.get(name)
     if not isinstance(planted, SourceFault):
         raise Stop(f"--fault {name}: none of gpu_impl; kvlockstep faults lists them", USAGE)
+    if planted.lane != "torch":
+        raise Stop(f"--fault {name}: shows on lane {planted.lane}, and this search runs on torch", USAGE)
     return patched_package(planted)
 
 
@@ -381,7 +384,13 @@ EXIT_CODES = (
 @click.option("--seconds", default=900.0, show_default=True, type=Seconds(), help="At most.")
 @click.option("--max-states", default=None, type=click.IntRange(1), help="Expand none once as many are known.")
 @click.option("--fault", default=None, help="Plant this fault of gpu_impl.")
-@click.option("--out", default="out", show_default=True, type=click.Path(path_type=Path), help="Folder for a failure.")
+@click.option(
+    "--out",
+    default="out",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for a failure.",
+)
 def search(
     page_size: int,
     pages: int,
@@ -406,15 +415,26 @@ def search(
     lengths = lengths or (2 * page_size - 1, 2 * page_size)
     if max(lengths) > config.max_context_len:
         raise Stop(f"--length {max(lengths)}: a row has {config.max_context_len} positions, see --context", USAGE)
+    n_prompts = sum(tokens ** -(-length // page_size) for length in lengths)
+    if n_prompts > MOST_PROMPTS:
+        raise Stop(f"--length, --tokens: {n_prompts:,} prompts, at most {MOST_PROMPTS:,}: ask for less", USAGE)
     package = None if fault is None else _with_fault(fault)
     scope = Scope(config, lengths, requests, tokens, drafts, sampled)
     console = make_console()
 
+    last: list[Report] = []
+
     def say(report: Report) -> None:
+        last[:] = [report]
         so_far = f"{report.states:,} states, {report.transitions:,} transitions, at depth {report.depth}"
         console.print(f"{report.seconds:4.0f}/{seconds:g} s  {so_far}", soft_wrap=True)
 
-    report = explore(scope, package, seconds=seconds, max_states=max_states, say=say)
+    try:
+        report = explore(scope, package, seconds=seconds, max_states=max_states, say=say)
+    except KeyboardInterrupt:
+        for report in last:
+            print_report(console, report)
+        raise
     print_report(console, report)
     found = report.found
     if found is None:
@@ -422,8 +442,9 @@ def search(
         return
     if failure_of(config, found.ops, package) != (found.signature, len(found.ops)):
         raise Stop(f"{found.signature} came from a copied state, and not from the empty cache", BROKEN)
+    console.print(str(found.violation), soft_wrap=True)
     path = _store(report, found, fault, package, out)
-    console.print(f"{found.violation}\n  replay    {replay_line(path, 'gpu_impl')}", soft_wrap=True)
+    console.print(f"  replay    {replay_line(path, 'gpu_impl')}", soft_wrap=True)
     raise SystemExit(VIOLATION)
 
 

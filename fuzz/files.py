@@ -18,6 +18,7 @@ def replacing(path: Path, *, synced: bool = False) -> Iterator[IO[bytes]]:
         with path.open("wb") as file:
             yield file
         return
+    path = path.resolve()  # a link goes on to lead there
     draft = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         with draft.open("wb") as file:

@@ -51,6 +51,9 @@ STEP_MS = 20.0
 PREFILL_MS = 0.025
 
 MAX_LENGTH = 1 << 20
+MOST_MS = 1 << 40
+"""From the first request to the last: 34 years. Nanoseconds since 1970 taken for milliseconds are more."""
+
 MAX_ID = (1 << 63) - 1
 _FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 
@@ -77,7 +80,7 @@ def read_log(path: str | PathLike[str], n_requests: int | None = None) -> Iterat
     with open(path, "rb") as file:
         packed = file.peek(2)[:2] == b"\x1f\x8b"
         source = gzip.GzipFile(fileobj=file) if packed else file
-        last, number = 0, 0
+        first, last, number = None, 0, 0
         try:
             while (n_requests is None or number < n_requests) and (line := source.readline(MAX_LINE + 1)):
                 number += 1
@@ -87,6 +90,11 @@ def read_log(path: str | PathLike[str], n_requests: int | None = None) -> Iterat
                         f"{path}:{number}: timestamp {request.timestamp} after {last}: sort the log by timestamp"
                     )
                 last = request.timestamp
+                first = last if first is None else first
+                if last - first > MOST_MS:
+                    raise LogError(
+                        f"{path}:{number}: timestamp {last} is {last - first:,} ms after the first: write milliseconds"
+                    )
                 yield request
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise LogError(f"{path}:{number + 1}: {error}: fetch the file again") from None
@@ -172,13 +180,14 @@ class Schedule:
         self._clock = 0.0
 
     def ops(self, log: Iterator[Logged]) -> Iterator[Op]:
-        """Run the whole log. Raises what reading it raises."""
+        """Run the whole log; its time begins with the first request. Raises what reading it raises."""
         later = next(log, None)
+        start = later.timestamp if later is not None else 0
         number = 0
         while later is not None or self._waiting or self._running:
             if later is not None and not self._waiting and not self._running:
-                self._clock = max(self._clock, float(later.timestamp))
-            while later is not None and later.timestamp <= self._clock:
+                self._clock = max(self._clock, float(later.timestamp - start))
+            while later is not None and later.timestamp - start <= self._clock:
                 yield from self._arrive(later, number)
                 number += 1
                 later = next(log, None)

@@ -406,3 +406,7 @@ def wide_snapshot(n_nodes):
         0,
         128,
     )
+
+
+def test_standard_input_can_be_named_once(command):
+    assert command("check", "-", "-") == (USAGE, "", "kvlockstep: -: standard input can be read once\n")

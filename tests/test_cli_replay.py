@@ -178,7 +178,7 @@ def test_replay_does_not_write_over_the_trace_it_runs(stored, command):
     code, _, err = command("replay", "--target", LEAKY, "--write", path, path)
 
     assert code == USAGE
-    assert err == f"kvlockstep: --write {path}: is the trace itself, name another file\n"
+    assert err == f"kvlockstep: --write {path}: is what is read, name another file\n"
     assert path.read_bytes() == before
 
 
@@ -247,6 +247,24 @@ def test_minimize_shortens_under_the_same_signature(tmp_path, stored, command):
     assert f"kvlockstep replay --target {LEAKY} " in out
     assert short.header.signature == LEAK
     assert [type(op) for op in short.ops] == [Submit, Match, Alloc, Commit, Abort]
+
+
+def test_minimize_goes_on_only_from_a_trace_of_the_same_cause(tmp_path, stored, command):
+    other = tmp_path / "other.jsonl"
+    write_trace(other, Trace(replace(HEADER, signature="PageLeaked.abort.x", fault="abort-keeps-lock"), OPS))
+    before = other.read_bytes()
+    code, _, err = command("minimize", "--target", LEAKY, "--out", other, stored())
+
+    assert code == USAGE
+    assert err == f"kvlockstep: --out {other}: is another trace, of PageLeaked.abort.x: name another file\n"
+    assert other.read_bytes() == before
+
+
+def test_minimize_says_where_a_trace_fails_otherwise_than_it_is_stored(stored, command):
+    code, out, _ = command("minimize", "--target", LEAKY, stored(replace(HEADER, signature="PageOwnedTwice.alloc.x")))
+
+    assert code == CLEAN
+    assert "is stored as PageOwnedTwice.alloc.x, and fails as PageLeaked." in out
 
 
 def test_minimize_refuses_a_trace_that_does_not_fail(tmp_path, stored, command):

@@ -251,6 +251,21 @@ def run_command(*arguments):
     return CliRunner().invoke(search, [str(argument) for argument in arguments])
 
 
+def test_fault_that_the_search_could_not_show_is_refused():
+    done = run_command("--fault", "kernel-offset-of-batch-position")
+
+    assert done.exit_code == 1
+    assert str(done.exception) == (
+        "--fault kernel-offset-of-batch-position: shows on lane interpret, and this search runs on torch"
+    )
+
+
+def test_scope_of_more_prompts_than_can_be_tried_is_refused_at_once():
+    done = run_command("--context", 64, "--length", 64)
+
+    assert str(done.exception).startswith("--length, --tokens: 18,446,744,073,709,551,616 prompts, at most 1,024")
+
+
 def test_the_command_says_how_far_it_came():
     done = run_command("--pages", 2, "--length", 1, "--no-drafts")
 

@@ -95,3 +95,51 @@ def test_place_that_no_file_can_take_is_refused_before_any_work(tmp_path, monkey
     assert err.startswith(f"kvlockstep: Invalid value for '{words[-1]}': ")
     assert err.count("\n") == 1
     assert os.listdir() == ["FILE"]
+
+
+def test_link_goes_on_to_lead_to_what_is_replaced(tmp_path):
+    file, link = tmp_path / "a", tmp_path / "link"
+    file.write_text("old")
+    link.symlink_to(file)
+    replace_file(link, "new")
+
+    assert link.is_symlink()
+    assert file.read_text() == "new"
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "reason"),
+    [
+        (["replay", "t.jsonl", "--json", "t.jsonl"], "--json t.jsonl", "is what is read"),
+        (["replay", "t.jsonl", "--json", "hard.jsonl"], "--json hard.jsonl", "is what is read"),
+        (["replay", "t.jsonl", "--write", "soft.jsonl"], "--write soft.jsonl", "is what is read"),
+        (["replay", "t.jsonl", "--write", "new", "--json", "new"], "--json new", "is what --write writes"),
+        (["minimize", "t.jsonl", "--out", "./t.jsonl"], "--out t.jsonl", "is what is read"),
+        (["show", "t.jsonl", "--out", "t.jsonl"], "--out t.jsonl", "is what is read"),
+        (["why", "t.jsonl", "--html", "t.jsonl"], "--html t.jsonl", "is what is read"),
+        (["why", "t.jsonl", "--json", "t.jsonl"], "--json t.jsonl", "is what is read"),
+        (["why", "t.jsonl", "--html", "new", "--json", "new"], "--json new", "is what --html writes"),
+        (["trace", "from-workload", "t.jsonl", "--out", "t.jsonl"], "--out t.jsonl", "is what is read"),
+    ],
+)
+def test_output_that_is_the_input_or_another_output_is_refused(tmp_path, monkeypatch, command, words, option, reason):
+    monkeypatch.chdir(tmp_path)
+    write_trace("t.jsonl", Trace(Header(CacheConfig()), [Submit("r0", (1, 2))]))
+    os.link("t.jsonl", "hard.jsonl")
+    os.symlink("t.jsonl", "soft.jsonl")
+    before = Path("t.jsonl").read_bytes()
+    code, _, err = command(*words)
+
+    assert (code, err) == (2, f"kvlockstep: {option}: {reason}, name another file\n")
+    assert Path("t.jsonl").read_bytes() == before
+    assert sorted(os.listdir()) == ["hard.jsonl", "soft.jsonl", "t.jsonl"]
+
+
+@pytest.mark.parametrize("words", [["trace", "from-workload", "FILE", "--out", ""], ["record", "", "--", "true"]])
+def test_empty_name_is_wrong_usage(tmp_path, monkeypatch, command, words):
+    monkeypatch.chdir(tmp_path)
+    Path("FILE").write_text(LOG)
+    code, _, err = command(*words)
+
+    assert code == 2
+    assert ": an empty name; " in err

@@ -56,4 +56,4 @@ def test_wheel_gives_the_command(wheel):
     archive = zipfile.ZipFile(wheel)
     (entry_points,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
 
-    assert "kvlockstep = kvlockstep.fuzz.cli:main" in archive.read(entry_points).decode()
+    assert "kvlockstep = kvlockstep.__main__:main" in archive.read(entry_points).decode()

@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -370,7 +371,7 @@ def test_wrong_usage_of_record_names_the_remedy(command, tmp_path):
     for words, remedy in (
         ((tmp_path / "there.jsonl", "true"), "name another file"),
         ((tmp_path / "t.jsonl.gz", "true"), "name it without .gz"),
-        ((tmp_path / "no" / "t.jsonl", "true"), "no such folder: make it first"),
+        ((tmp_path / "no" / "t.jsonl", "true"), "make it first"),
         ((tmp_path / "t.jsonl", tmp_path / "no-program"), "name a program that can be run"),
         ((tmp_path / "t.jsonl",), "Missing argument"),
     ):
@@ -404,3 +405,26 @@ claim(path)
     assert f"{tmp_path / 't-1.jsonl'}:1: an empty file" in err
     assert json.loads(out.read_text().splitlines()[0])["kvlockstep"] == 1
     assert Path(out).exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_to_end_is_passed_on_to_the_program(tmp_path, number):
+    program = "import signal, sys\nprint('up', flush=True)\nsignal.pause()"
+    command = [
+        sys.executable,
+        "-m",
+        "kvlockstep",
+        "record",
+        str(tmp_path / "t.jsonl"),
+        "--",
+        sys.executable,
+        "-c",
+        program,
+    ]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    running = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert running.stdout.readline() == "up\n"
+    running.send_signal(number)
+
+    assert running.wait(timeout=60) == 128 + number
+    assert os.listdir(tmp_path) == []

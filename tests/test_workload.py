@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -172,6 +173,10 @@ def line(**changes):
         (line(hash_ids=[1]), "1: 1 hash_ids for 513 tokens: expected 2, one for 512 tokens each"),
         (line(hash_ids=[1, "2"]), "1: hash_ids: expected a list of integers of 64 bits, got a list of 2"),
         (line() + "\n" + line(timestamp=4), "2: timestamp 4 after 5: sort the log by timestamp"),
+        (
+            line() + "\n" + line(timestamp=10**18),
+            "2: timestamp 1000000000000000000 is 999,",
+        ),
     ],
 )
 def test_bad_line_is_named_with_a_remedy(text, complaint, tmp_path):
@@ -182,6 +187,24 @@ def test_bad_line_is_named_with_a_remedy(text, complaint, tmp_path):
         list(read_log(path))
 
     assert str(caught.value).startswith(f"{path}:{complaint}")
+
+
+def test_time_begins_with_the_first_request_however_late_that_is():
+    """At 2**60 a step of 20 ms is lost in a float, and the schedule would wait for ever."""
+    early = [Logged(at, 40, 3, (at,)) for at in (0, 35, 1000)]
+    late = [replace(one, timestamp=one.timestamp + (1 << 60) + 1) for one in early]
+
+    assert list(Schedule(ROOM).ops(iter(late))) == list(Schedule(ROOM).ops(iter(early)))
+
+
+def test_log_of_which_no_request_fits_makes_no_trace(tmp_path, command):
+    (tmp_path / "log.jsonl").write_text(line())
+    out = tmp_path / "out.jsonl"
+    code, _, err = command("trace", "from-workload", tmp_path / "log.jsonl", "--context", 100, "--out", out)
+
+    assert code == 2
+    assert err.endswith(": no request fits a row and the pool: see --context and --slots\n")
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("cut", [10, -4])
