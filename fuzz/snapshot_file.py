@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from kvlockstep.fuzz import strict_json
 from kvlockstep.fuzz.files import replace_file
 from kvlockstep.fuzz.trace import BOMB_RATIO, BOMB_TEXT
 from kvlockstep.fuzz.trace_bounds import (
@@ -206,34 +207,13 @@ def _unpacked(file: IO[bytes]) -> str:
     return b"".join(parts).decode()
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    body = dict(pairs)
-    if len(body) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise BadLine(f"field {shown(next(name for name in names if names.count(name) > 1))} stands twice", "keep one")
-    return body
-
-
-def _no_fraction(number: str) -> int:
-    raise BadLine(f"{shown(number)} is not a whole number", "write integers without fraction or exponent")
-
-
-_JSON = json.JSONDecoder(object_pairs_hook=_once, parse_float=_no_fraction, parse_constant=_no_fraction)
-
-
 def _decode(text: str) -> Dump:
     """Turn text into a dump. Raises BadLine, whose text names the place within the file."""
     try:
-        body = _JSON.decode(text)
+        body = strict_json.decode(text)
     except json.JSONDecodeError as error:
         what = f"not JSON ({error.msg}, line {error.lineno} column {error.colno})"
         raise BadLine(what, "name a snapshot that was written whole") from None
-    except RecursionError:
-        raise BadLine("nested too deep") from None
-    except BadLine:
-        raise
-    except ValueError:  # the interpreter's own limit on the digits of an integer
-        raise BadLine("a number with thousands of digits") from None
     if type(body) is not dict or "kvlockstep_snapshot" not in body:
         raise BadLine("no field kvlockstep_snapshot", "a trace is for kvlockstep replay; this reads snapshots")
     version = body["kvlockstep_snapshot"]

@@ -22,6 +22,7 @@ from json.encoder import encode_basestring_ascii
 from sys import intern
 from typing import Any
 
+from kvlockstep.fuzz import strict_json
 from kvlockstep.fuzz.config import MAX_OPTIONS, OPTION, CacheConfig
 from kvlockstep.fuzz.ops import (
     OPS,
@@ -189,24 +190,6 @@ def encode_header(header: Header) -> str:
 # From text
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    body = dict(pairs)
-    if len(body) != len(pairs):
-        unseen = set(body)
-        for name, _ in pairs:
-            if name not in unseen:
-                raise BadLine(f"field {shown(name)} stands twice", "keep one")
-            unseen.remove(name)
-    return body
-
-
-def _no_fraction(number: str) -> int:
-    raise BadLine(f"{shown(number)} is not a whole number", "write integers without fraction or exponent")
-
-
-_JSON = json.JSONDecoder(object_pairs_hook=_once, parse_float=_no_fraction, parse_constant=_no_fraction)
-
-
 def _object(line: str) -> dict[str, Any]:
     if len(line) > MAX_LINE:
         raise BadLine(f"a line of more than {MAX_LINE} bytes", "is this a trace?")
@@ -215,15 +198,9 @@ def _object(line: str) -> dict[str, Any]:
     if not line.strip():
         raise NotJson("an empty line", "delete it")
     try:
-        body = _JSON.decode(line)
-    except BadLine:
-        raise
+        body = strict_json.decode(line)
     except json.JSONDecodeError as error:
         raise NotJson(f"not JSON ({error.msg}, column {error.colno})", "write one JSON object a line") from None
-    except RecursionError:
-        raise BadLine("nested too deep") from None
-    except ValueError:  # the interpreter's own limit on the digits of an integer
-        raise BadLine("a number with thousands of digits") from None
     if type(body) is not dict:
         raise BadLine(f"expected a JSON object, got {shown(body)}", "write one JSON object a line")
     return body

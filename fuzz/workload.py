@@ -26,7 +26,6 @@ The clock is simulated: a step takes `STEP_MS` and `PREFILL_MS` more for each to
 """
 
 import gzip
-import json
 import zlib
 from collections import deque
 from collections.abc import Iterator
@@ -34,9 +33,10 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
+from kvlockstep.fuzz import strict_json
 from kvlockstep.fuzz.ops import Alloc, AllocItem, Checkpoint, Commit, Match, Op, Release, Retract, Submit
 from kvlockstep.fuzz.pieces import Pieces
-from kvlockstep.fuzz.trace_bounds import MAX_LINE, block_tokens, shown
+from kvlockstep.fuzz.trace_bounds import MAX_LINE, BadLine, block_tokens, shown
 
 BLOCK = 512
 """Tokens of a block of the log."""
@@ -55,6 +55,7 @@ MOST_MS = 1 << 40
 """From the first request to the last: 34 years. Nanoseconds since 1970 taken for milliseconds are more."""
 
 MAX_ID = (1 << 63) - 1
+ONE_A_LINE = "a request log has one JSON object a line"
 _FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
@@ -99,16 +100,18 @@ def read_log(path: str | PathLike[str], n_requests: int | None = None) -> Iterat
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise LogError(f"{path}:{number + 1}: {error}: fetch the file again") from None
     if number == 0:
-        raise LogError(f"{path}:1: an empty file: a request log has one JSON object a line")
+        raise LogError(f"{path}:1: an empty file: {ONE_A_LINE}")
 
 
 def _logged(line: bytes, where: str) -> Logged:
     if len(line) > MAX_LINE:
         raise LogError(f"{where}: a line of more than {MAX_LINE} bytes: is this a request log?")
     try:
-        body = json.loads(line)
-    except (ValueError, RecursionError):
-        raise LogError(f"{where}: not JSON: a request log has one JSON object a line") from None
+        body = strict_json.decode(line.decode("utf-8-sig"), fractions=True, remedy=ONE_A_LINE)
+    except BadLine as error:
+        raise LogError(f"{where}: {error}") from None
+    except ValueError:
+        raise LogError(f"{where}: not JSON: {ONE_A_LINE}") from None
     if type(body) is not dict:
         raise LogError(f"{where}: expected a JSON object, got {shown(body)}: is this a request log?")
     for name in _FIELDS:

@@ -170,6 +170,8 @@ def line(**changes):
         (line(input_length=-1), "1: input_length: expected an integer in 1.."),
         (line(input_length=2.5), "1: input_length: expected an integer in 1.."),
         (line(output_length=True), "1: output_length: expected an integer in 0.."),
+        ('{"timestamp":0,"timestamp":1}', '1: field "timestamp" stands twice: keep one'),
+        ("[" * 100_000, "1: nested too deep: a request log has one JSON object a line"),
         (line(hash_ids=[1]), "1: 1 hash_ids for 513 tokens: expected 2, one for 512 tokens each"),
         (line(hash_ids=[1, "2"]), "1: hash_ids: expected a list of integers of 64 bits, got a list of 2"),
         (line() + "\n" + line(timestamp=4), "2: timestamp 4 after 5: sort the log by timestamp"),
@@ -187,6 +189,13 @@ def test_bad_line_is_named_with_a_remedy(text, complaint, tmp_path):
         list(read_log(path))
 
     assert str(caught.value).startswith(f"{path}:{complaint}")
+
+
+def test_fields_of_others_may_say_what_they_like(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text(line(temperature=0.5) + "\n")
+
+    assert [one.output_length for one in read_log(path)] == [2]
 
 
 def test_time_begins_with_the_first_request_however_late_that_is():
