@@ -57,3 +57,14 @@ def as_sentence(text: str) -> str:
     """Cut a text to what the header of a trace may say in ``why``: one line, printable, not too long."""
     one_line = " ".join(text.split())
     return "".join(c if c.isprintable() else "?" for c in one_line)[:500]
+
+
+def printable(text: str) -> str:
+    r"""Write out all but printable characters and ends of lines.
+
+    >>> printable("a\x1b[2J\u202eb\n")
+    'a\\x1b[2J\\u202eb\n'
+    """
+    if text.isascii() and text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

@@ -5,17 +5,20 @@ A full disk, a closed pipe, Ctrl-C and wrong usage are expected; a traceback mea
 
 import math
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from errno import EPIPE
 from io import TextIOWrapper
 from typing import Any, NoReturn
 
 import click
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
+from kvlockstep.fuzz.describe import printable
 from kvlockstep.fuzz.registry import TargetUnusable
 
 CLEAN, VIOLATION, USAGE, UNKNOWN, CRASHED, BROKEN, INTERRUPTED = 0, 1, 2, 10, 11, 12, 130
@@ -34,7 +37,14 @@ class Stop(Exception):
 
 
 class PipeConsole(Console):
-    """A console that lets a closed pipe surface; Rich would leave with exit code 1, which means a violation."""
+    """A console that lets a closed pipe surface; Rich would leave with exit code 1, which means a violation.
+
+    What a file or a target says is printed so that it cannot move the cursor or turn the line around.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text), style, control)
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError(EPIPE, os.strerror(EPIPE))
@@ -90,7 +100,8 @@ def run_and_exit(commands: click.Command, name: str = "kvlockstep") -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # what a target says may not fit the terminal
-    code = _exit_code(commands, name)
+    with _cancelled_as_interrupted():
+        code = _exit_code(commands, name)
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -98,6 +109,21 @@ def run_and_exit(commands: click.Command, name: str = "kvlockstep") -> NoReturn:
             code = _cannot_print(error)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter would try once more, and say so
     sys.exit(code)
+
+
+@contextmanager
+def _cancelled_as_interrupted() -> Iterator[None]:
+    """Let a polite kill do what Ctrl-C does: what a command has is stored, and what it would leave behind cleared away.
+
+    Whoever started the command may have had it ignored.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    if before is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _exit_code(commands: click.Command, name: str) -> int | str | None:
@@ -111,6 +137,9 @@ def _exit_code(commands: click.Command, name: str) -> int | str | None:
         return done.exit_code
     except Stop as stop:
         return complain(str(stop), stop.code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return USAGE
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "kvlockstep"
         return complain(f"{error.format_message().rstrip('.')}; {command} --help says more", USAGE)
@@ -130,5 +159,5 @@ def _cannot_print(error: OSError) -> int:
 
 def complain(text: str, code: int) -> int:
     with suppress(OSError):
-        click.echo(f"kvlockstep: {text}", err=True)
+        click.echo(f"kvlockstep: {printable(text)}", err=True)
     return code

@@ -19,7 +19,7 @@ def replacing(path: Path, *, synced: bool = False) -> Iterator[IO[bytes]]:
             yield file
         return
     path = path.resolve()  # a link goes on to lead there
-    draft = path.with_name(f".{path.name}.{os.getpid()}.new")
+    draft = draft_of(path)
     try:
         with draft.open("wb") as file:
             yield file
@@ -32,6 +32,11 @@ def replacing(path: Path, *, synced: bool = False) -> Iterator[IO[bytes]]:
         raise
     if synced:
         _sync_folder(path.parent)
+
+
+def draft_of(path: Path) -> Path:
+    """Return where this process writes what is to stand at ``path``, until that is whole."""
+    return path.with_name(f".{path.name}.{os.getpid()}.new")
 
 
 def replace_file(path: Path, data: str | bytes, *, synced: bool = False) -> None:

@@ -9,7 +9,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from traceback import extract_tb
@@ -68,6 +68,13 @@ def check_sanitizer(name: str, lane: str | None) -> None:
         raise TargetUnusable(f"--sanitize: expected target {SANITIZED[0]} on lane {SANITIZED[1]}, got {got}")
 
 
+def check_sanitizers(names: Sequence[str], lanes: Sequence[str]) -> None:
+    """Raise TargetUnusable where the sanitizer cannot watch each target on each lane."""
+    for name in names:
+        for lane in lanes:
+            check_sanitizer(name, lane)
+
+
 def targets_named(text: str) -> list[str]:
     """Return the targets that the command line names: one, several with commas between them, or ``all``.
 
@@ -122,7 +129,9 @@ def check_fault(fault: str) -> None:
 
     if fault not in FAULTS:
         near = get_close_matches(fault, FAULTS, 1)
-        expected = f"did you mean {near[0]}" if near else f"expected one of {', '.join(FAULTS)}"
+        expected = (
+            f"did you mean {near[0]}" if near else f"expected one of the {len(FAULTS)} that docs/faults.md leads to"
+        )
         raise TargetUnusable(f"unknown fault {fault!r}: {expected}")
 
 

@@ -483,7 +483,7 @@ class Worker:
         """
         if (folder / PAGE).exists():
             return
-        from kvlockstep.fuzz.campaign.page import printable
+        from kvlockstep.fuzz.describe import printable
         from kvlockstep.fuzz.show.page import page_of, verdict_of
         from kvlockstep.fuzz.story import follow
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvlockstep.fuzz.bisect import CannotBisect, Checkouts, Tried, bisect
-from kvlockstep.fuzz.cli_bisect import bisect_command
+from kvlockstep.fuzz.commands.bisect import bisect_command
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.exits import Stop
 from kvlockstep.fuzz.ops import Abort, Match, Submit
@@ -187,8 +187,7 @@ def test_interrupt_leaves_no_checkout(repository, trace, number):
     bad = commit(repository, "Break", "FAILED: something\n")
     words = ["bisect_command", str(trace), f"{good}..{bad}", "--command", "touch begun; sleep 600; true"]
     program = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from kvlockstep.fuzz.cli_bisect import bisect_command\n"
+        "from kvlockstep.fuzz.commands.bisect import bisect_command\n"
         "from kvlockstep.fuzz.exits import run_and_exit\n"
         "run_and_exit(bisect_command)\n"
     )

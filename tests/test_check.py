@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvlockstep.fuzz import snapshot_file
-from kvlockstep.fuzz.cli_check import NEEDS, check, check_dump
+from kvlockstep.fuzz.commands.check import NEEDS, check, check_dump
 from kvlockstep.fuzz.snapshot_file import Dump, SnapshotError, read, write
 from kvlockstep.invariants import FULL, ROOT, NodeView, PoolView, RequestView, RowView, Snapshot, Violation
 from kvlockstep.invariants.checks import CHECKS, run_checks
@@ -198,6 +198,17 @@ def test_name_that_could_move_a_cursor_is_not_written(flying, tmp_path):
     with pytest.raises(ValueError, match=r"expected 1\.\.200 printable characters without spaces"):
         write(tmp_path / "dump.json", snapshot, source="")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_name_that_could_turn_a_line_around_is_written_out(flying, tmp_path):
+    snapshot, write_sets = flying
+    snapshot.rows[0].request = "r1\u202elive"
+    write(tmp_path / "dump.json", snapshot, source="", write_sets=write_sets)
+    code, out, _ = run(tmp_path / "dump.json")
+
+    assert code == VIOLATION
+    assert "r1\\u202elive" in out
+    assert "\u202e" not in out
 
 
 def test_text_has_a_bound(file, monkeypatch):

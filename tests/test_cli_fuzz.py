@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlockstep.fuzz import cli
+from kvlockstep.fuzz.commands import fuzz as fuzz_command
 from kvlockstep.fuzz.crew import run_workers
 from kvlockstep.fuzz.labels import LABELS, name_of
 from kvlockstep.fuzz.ops import Release
@@ -129,7 +129,7 @@ def start(folder, target, *options, **popen):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        **{"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler), **popen},
+        **popen,
     )
 
 
@@ -244,11 +244,11 @@ def test_run_that_missed_labels_only_is_told_how_long_is_longer(monkeypatch, cap
     lines = [f"never reached: {name_of(label)}" for label in [*LABELS][:2]]
     verdicts = [Verdict(UNKNOWN, lines), Verdict(UNKNOWN, [*lines, "law 2 was not observed"]), Verdict(CLEAN, [])]
     said = []
-    monkeypatch.setattr(cli, "too_seldom", lambda states: lines)
-    monkeypatch.setattr(cli, "run_workers", lambda orders, progress: ([], False))
+    monkeypatch.setattr(fuzz_command, "too_seldom", lambda states: lines)
+    monkeypatch.setattr(fuzz_command, "run_workers", lambda orders, progress: ([], False))
     for verdict in verdicts:
-        monkeypatch.setattr(cli, "verdict_of", lambda *arguments, verdict=verdict: verdict)
-        cli._fuzz([], seconds, [], tmp_path)
+        monkeypatch.setattr(fuzz_command, "verdict_of", lambda *arguments, verdict=verdict: verdict)
+        fuzz_command._fuzz([], seconds, [], tmp_path)
         said.append([line for line in capsys.readouterr().out.splitlines() if "a longer run" in line])
 
     assert said == [[f"a longer run reaches more: {advice}"] if advice else [], [], []]

@@ -7,6 +7,7 @@ import gzip
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -231,7 +232,8 @@ def test_gzip_bomb_is_refused_early_in_little_memory(tmp_path):
             "target 'my cache:make': expected at most 200 letters, digits and _.:-",
         ),
         (["fuzz", "--fault", "abort-keeps-lok"], "unknown fault 'abort-keeps-lok': did you mean abort-keeps-lock"),
-        (["faults", "--only", "xyz"], "unknown fault 'xyz': expected null or one of lock-only-last-node, "),
+        (["faults", "--only", "xyz"], "unknown fault 'xyz': expected null or one of the "),
+        (["trace", "frm-workload"], "No such command 'frm-workload'"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
 )
@@ -319,7 +321,7 @@ def test_trace_does_not_import_the_target_that_it_names(tmp_path, monkeypatch, c
 @pytest.mark.parametrize(
     ("options", "wrong"),
     [
-        (["--fault", "no-such-fault"], "unknown fault 'no-such-fault': expected one of "),
+        (["--fault", "no-such-fault"], "unknown fault 'no-such-fault': expected one of the "),
         (["--fault", "abort-keeps-lock"], "fault 'abort-keeps-lock' is one of target 'gpu_impl', not of 'reference'"),
         (["--target", "vllm"], f"unknown target 'vllm': {EXPECTED}"),
         (["--lane", "warp"], "Invalid value for '--lane': 'warp' is not one of 'cuda', 'interpret', 'torch'"),
@@ -327,6 +329,50 @@ def test_trace_does_not_import_the_target_that_it_names(tmp_path, monkeypatch, c
 )
 def test_replay_refuses_what_it_cannot_run_the_trace_on(complaint, trace, options, wrong):
     assert complaint("replay", trace, *options).startswith(wrong)
+
+
+@pytest.mark.parametrize("command", ["replay", "minimize", "blame"])
+def test_fault_that_only_a_newer_trace_knows_is_refused_with_the_name_of_the_file(tmp_path, complaint, command):
+    path = tmp_path / "t.jsonl"
+    write_trace(path, Trace(replace(HEADER, fault="planted-next-year"), [Match("r0")]))
+
+    line = complaint(command, path)
+
+    assert line.startswith(f"{path}: unknown fault 'planted-next-year': expected one of the ")
+    assert line.endswith("; --fault none plants nothing")
+
+
+@pytest.mark.parametrize(
+    ("place", "wrong"),
+    [
+        (lambda here: here / ("a" * 250), "File name too long: name another file"),
+        (lambda here: here / ("a" * 300) / "t.jsonl", "File name too long: name another file"),
+        (lambda here: here / "no" / "t.jsonl", "there is no folder {here}/no: make it first"),
+        (lambda here: link(here / "a", here / "no" / "b"), "there is no folder {here}/no: make it first"),
+        (lambda here: link(here / "a", here / "a"), "Symlink loop from '{here}/a': name another file"),
+    ],
+    ids=["name", "folder", "none", "link", "circle"],
+)
+@pytest.mark.parametrize("command", ["minimize", "record"])
+def test_file_that_cannot_be_written_is_refused_before_the_work(tmp_path, complaint, trace, command, place, wrong):
+    path = place(tmp_path)
+    words = [trace, "--out", path] if command == "minimize" else [path, "--", "true"]
+
+    assert complaint(command, *words).endswith(
+        f"{path}: {wrong.format(here=tmp_path)}; kvlockstep {command} --help says more"
+    )
+
+
+def link(path, to):
+    path.symlink_to(to)
+    return path
+
+
+def test_group_without_a_command_prints_its_commands(command):
+    code, out, err = command("trace")
+
+    assert (code, err) == (USAGE, "")
+    assert "from-workload" in out
 
 
 def test_lane_that_is_not_here_ends_the_run_at_once_and_not_silently(tmp_path):

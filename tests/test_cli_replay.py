@@ -14,6 +14,7 @@ from dataclasses import replace
 import pytest
 
 from kvlockstep.fuzz import cli
+from kvlockstep.fuzz.commands import minimize as minimize_command
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.ops import Abort, Alloc, AllocItem, Commit, Evict, Match, Peek, Release, Submit
 from kvlockstep.fuzz.replay import failing_signature
@@ -201,7 +202,7 @@ def test_minimize_names_what_it_could_not_write(monkeypatch, tmp_path, stored, c
     def full(*_arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(cli, "write_trace", full)
+    monkeypatch.setattr(minimize_command, "write_trace", full)
     out = tmp_path / "out.jsonl"
     code, _, err = command("minimize", "--target", LEAKY, "--out", out, stored())
 
@@ -305,7 +306,6 @@ class Slow(LeaksOnAbort):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
 
     cut, straight = start(out, 0.02), start(tmp_path / "straight.jsonl", 0)

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kvlockstep.fuzz import cli, cli_faults
+from kvlockstep.fuzz import cli
+from kvlockstep.fuzz.commands import faults as faults_command
 from kvlockstep.fuzz.faults import FAULTS as CATALOGUE
 from kvlockstep.fuzz.faults import zoo
 from kvlockstep.fuzz.faults.fault import PatchFault, SourceFault
@@ -161,7 +162,7 @@ def test_faults_of_a_target_that_cannot_be_had_are_said_and_end_with_10(command,
             raise TargetUnusable(f"target {target!r} needs SGLang")
         return sys.executable
 
-    monkeypatch.setattr(cli_faults, "python_for", python_for)
+    monkeypatch.setattr(faults_command, "python_for", python_for)
 
     code, _, err, hunted = command("--seeds", "1")
     alone, _, _, none_hunted = command("--target", "sglang:radix")

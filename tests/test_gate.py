@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from kvlockstep.fuzz.cli_gate import gate as command
+from kvlockstep.fuzz.commands.gate import gate as command
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.gate.known import NoBase, checked_out, find_revision
 from kvlockstep.fuzz.ops import Abort, Match, Retract, Submit
@@ -109,7 +109,6 @@ def start(folder, target, *options, variables=None):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 
@@ -333,12 +332,8 @@ def test_wrong_usage_is_one_line_everywhere(tmp_path, monkeypatch, options, said
     Path("known.txt").write_text(f"{LEAK}\n../leak/at\n")
     Path("bad").mkdir()
     write_failure(Path("bad/0001-cut.jsonl"), *RETRACTED).open("r+").truncate(450)
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        words = [*options, "--github", "--junit", "gate.xml", "--summary", "gate.md", "--report-only"]
-        done = CliRunner().invoke(command, words)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    words = [*options, "--github", "--junit", "gate.xml", "--summary", "gate.md", "--report-only"]
+    done = CliRunner().invoke(command, words)
 
     assert done.exit_code == USAGE
     assert done.stderr.startswith(f"kvlockstep: {said}")

@@ -13,7 +13,7 @@ from kvlockstep.fuzz.campaign.folder import Cause, Lane, Progress, Settings
 from kvlockstep.fuzz.campaign.seeds import Shard
 from kvlockstep.fuzz.campaign.supervisor import StoredRun
 from kvlockstep.fuzz.cli import commands
-from kvlockstep.fuzz.cli_gate import Outputs
+from kvlockstep.fuzz.commands.gate import Outputs
 from kvlockstep.fuzz.exits import BROKEN, CLEAN, CRASHED, INTERRUPTED, UNKNOWN, USAGE, VIOLATION
 from kvlockstep.fuzz.gate.known import KnownUnreadable, read_known
 from kvlockstep.fuzz.gate.outputs import MAX_TEXT, Result, Stopped, annotations, said_of_stored, summary, write_junit

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvlockstep.fuzz import cli, environments
+from kvlockstep.fuzz.commands import fuzz as fuzz_command
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.crew import WorkerState, follow, run_workers
 from kvlockstep.fuzz.environments import SGLANG_VERSION, VARIABLE
@@ -251,9 +252,9 @@ def test_tables_show_as_many_workers_as_have_room_and_cut_no_name(capsys):
         for i, lane in enumerate(("torch", "interpret"))
     ]
     for width in (120, 80):
-        cli.console.width, before = width, cli.console.width
-        print_run(cli.console, states)
-        cli.console.width = before
+        fuzz_command.console.width, before = width, fuzz_command.console.width
+        print_run(fuzz_command.console, states)
+        fuzz_command.console.width = before
         lines = capsys.readouterr().out.splitlines()
         headings = [line for line in lines if any(name in line for name in ("gpu_impl", "radix", "unified-"))]
 
@@ -334,7 +335,9 @@ def test_single_target_without_its_environment_is_wrong_usage(in_process, tmp_pa
 
 
 def test_all_goes_on_without_sglang_and_says_so_first_and_last(in_process, monkeypatch, tmp_path):
-    monkeypatch.setattr(cli, "run_workers", lambda orders, progress: ([done_by(order) for order in orders], False))
+    monkeypatch.setattr(
+        fuzz_command, "run_workers", lambda orders, progress: ([done_by(order) for order in orders], False)
+    )
     done_by = lambda order: state_of(order.target, order.lane, order.name)  # noqa: E731
     code, out, err = in_process("fuzz", "--target", "all", "--out", tmp_path)
     first, *others = err.splitlines()
@@ -380,10 +383,10 @@ def test_lane_that_one_of_several_targets_does_not_have_is_left_out_and_said(com
 
 
 def test_more_workers_than_cores_is_said(in_process, monkeypatch, tmp_path):
-    monkeypatch.setattr(cli, "run_workers", lambda orders, progress: ([], False))
+    monkeypatch.setattr(fuzz_command, "run_workers", lambda orders, progress: ([], False))
     said = []
     for cores in (1, 2):
-        monkeypatch.setattr(cli, "n_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(fuzz_command, "n_cores", lambda cores=cores: cores)
         said.append("workers share" in in_process("fuzz", "--seconds", "1", "--out", tmp_path)[1])
 
     assert said == [True, False]
@@ -391,7 +394,7 @@ def test_more_workers_than_cores_is_said(in_process, monkeypatch, tmp_path):
 
 def test_seeds_of_one_target_are_what_they_are_alone_and_differ_between_workers(in_process, monkeypatch, tmp_path):
     seen = []
-    monkeypatch.setattr(cli, "run_workers", lambda orders, progress: (seen.append(orders), ([], False))[1])
+    monkeypatch.setattr(fuzz_command, "run_workers", lambda orders, progress: (seen.append(orders), ([], False))[1])
     in_process("fuzz", "--seed", "3", "--out", tmp_path)
     in_process("fuzz", "--seed", "3", "--target", "gpu_impl,reference", "--out", tmp_path)
 

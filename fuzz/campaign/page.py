@@ -31,6 +31,7 @@ from kvlockstep.fuzz.campaign.ending import number_of_causes
 from kvlockstep.fuzz.campaign.live import duration
 from kvlockstep.fuzz.campaign.record import SLOW, Death, Event, Finding, PartyRecord, Record
 from kvlockstep.fuzz.crew import WorkerState
+from kvlockstep.fuzz.describe import printable
 from kvlockstep.fuzz.failures import PAGE, TRACE, VERDICT, meaning_in, show_line
 from kvlockstep.fuzz.labels import LABELS, name_of
 from kvlockstep.fuzz.ops import OPS
@@ -149,15 +150,6 @@ def _printable(value: Any) -> Any:
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     return printable(value)
-
-
-def printable(text: str) -> str:
-    r"""Write out all but printable characters and ends of lines.
-
-    >>> printable("a\x1b[2J\u202eb\n")
-    'a\\x1b[2J\\u202eb\n'
-    """
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def _some(rows: Sequence[Shown]) -> tuple[Sequence[Shown], int]:

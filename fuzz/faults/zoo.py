@@ -47,7 +47,8 @@ def choose(target: str | None, only: Sequence[str], sample: int | None = None) -
     for name in only:
         if name != NULL and name not in FAULTS:
             near = get_close_matches(name, [NULL, *FAULTS], 1)
-            expected = f"did you mean {near[0]}" if near else f"expected {NULL} or one of {', '.join(FAULTS)}"
+            named = f"expected {NULL} or one of the {len(FAULTS)} that docs/faults.md leads to"
+            expected = f"did you mean {near[0]}" if near else named
             raise TargetUnusable(f"unknown fault {name!r}: {expected}")
         if name != NULL and FAULTS[name].target not in targets:
             raise TargetUnusable(

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from kvlockstep.fuzz.campaign.page import printable
 from kvlockstep.fuzz.config import CacheConfig
-from kvlockstep.fuzz.describe import describe_config, describe_op
+from kvlockstep.fuzz.describe import describe_config, describe_op, printable
 from kvlockstep.fuzz.ops import Alloc, Commit, Evict, Match, Op, Peek, Submit, kind_of, named_requests
 from kvlockstep.fuzz.results import defect_of_views
 from kvlockstep.fuzz.sanitizer import KernelViolation

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from kvlockstep.fuzz.cli_check import check
+from kvlockstep.fuzz.commands.check import check
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.lockstep import Lockstep
 from kvlockstep.fuzz.ops import Alloc, AllocItem, Checkpoint, Commit, Match, Release, Submit
