@@ -11,6 +11,7 @@ in ``tests/sglang`` import SGLang, run in it, and are skipped as a whole elsewhe
 import importlib.util
 import os
 import shutil
+import signal
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,6 +20,11 @@ from hypothesis import HealthCheck, Phase, Verbosity, settings
 
 # Before torch is imported; unlike torch.set_num_threads it reaches child processes and costs no import here.
 os.environ["OMP_NUM_THREADS"] = "1"
+# A shell without job control has Ctrl-C ignored in what it starts with &, and all that is started from there; tests of
+# interrupts send it to processes of their own, and to themselves.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 LANE = os.environ.setdefault("KVLOCKSTEP_LANE", "torch")
 
 ROOT = Path(__file__).resolve().parent

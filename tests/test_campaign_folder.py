@@ -49,6 +49,7 @@ def test_resume_goes_on_with_a_party_that_did_the_same_and_did_not_end(tmp_path)
 
     with join(tmp_path, replace(SETTINGS, workers=3), resume=True) as other_work:
         assert (other_work.number, other_work.progress.units) == (2, {})
+    assert not SETTINGS.same_work(replace(SETTINGS, sanitize=True))
     longer = replace(SETTINGS, seconds=90.0, base="another", started="2026-01-02T00:00:00Z")
     with join(tmp_path, longer, resume=True) as again:
         assert (again.number, again.progress.units) == (1, {"w": 3})

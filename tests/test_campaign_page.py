@@ -12,11 +12,12 @@ import pytest
 from kvlockstep.fuzz.campaign import advice, curves
 from kvlockstep.fuzz.campaign.advice import first_thing
 from kvlockstep.fuzz.campaign.folder import Cause, Lane, Settings, join
-from kvlockstep.fuzz.campaign.page import MOST_ROWS, page_of, printable
+from kvlockstep.fuzz.campaign.page import MOST_ROWS, page_of
 from kvlockstep.fuzz.campaign.record import read_record
 from kvlockstep.fuzz.campaign.seeds import Shard
-from kvlockstep.fuzz.cli_report import report
+from kvlockstep.fuzz.commands.report import report
 from kvlockstep.fuzz.config import CacheConfig
+from kvlockstep.fuzz.describe import printable
 from kvlockstep.fuzz.exits import run_and_exit
 from kvlockstep.fuzz.labels import LABELS, name_of
 from kvlockstep.fuzz.ops import OPS
@@ -657,6 +658,16 @@ def test_party_that_is_not_at_its_end_is_to_go_on(folder):
         "kvlockstep fuzz --target gpu_impl --lanes torch --for 90s --workers 2 --fault a,b --units 7"
         " --out night --resume"
     )
+
+
+def test_campaign_under_the_sanitizer_says_so_and_goes_on_under_it(folder):
+    low = lane(name="interpret", counts=statistics(labels={name_of(next(iter(LABELS))): 0}))
+    add_party(folder, lanes=[low], end=None, asked=settings(sanitize=True, lanes=("interpret",), shard=Shard()))
+
+    assert first_in(folder).line == (
+        "kvlockstep fuzz --target gpu_impl --lanes interpret --for 1h --workers 2 --out night --sanitize --resume"
+    )
+    assert "interpret, under the sanitizer" in page_of(read_record(folder), folder / "report.html")[0]
 
 
 def test_campaign_at_work_is_to_run_on(folder):

@@ -374,6 +374,7 @@ def test_wrong_usage_of_record_names_the_remedy(command, tmp_path):
         ((tmp_path / "no" / "t.jsonl", "true"), "make it first"),
         ((tmp_path / "t.jsonl", tmp_path / "no-program"), "name a program that can be run"),
         ((tmp_path / "t.jsonl",), "Missing argument"),
+        ((tmp_path / "t.jsonl", "--max-op", "5", "--", "true"), "No such option"),
     ):
         code, _, err = command("record", *words)
 
@@ -422,7 +423,8 @@ def test_signal_to_end_is_passed_on_to_the_program(tmp_path, number):
         program,
     ]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
-    running = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    heard = {"preexec_fn": lambda: signal.signal(number, signal.SIG_DFL)}  # nohup has it ignored
+    running = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, **heard)
     assert running.stdout.readline() == "up\n"
     running.send_signal(number)
 

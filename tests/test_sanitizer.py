@@ -8,10 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from kvlockstep.fuzz.cli_trace import seed_for
+from kvlockstep.fuzz.campaign.folder import progress_of, settings_of
+from kvlockstep.fuzz.campaign.seeds import Shard, seed_of
+from kvlockstep.fuzz.campaign.supervisor import Bounds
+from kvlockstep.fuzz.commands.campaign import Asked
+from kvlockstep.fuzz.commands.chosen import seed_for
+from kvlockstep.fuzz.commands.on_ray import _arguments
 from kvlockstep.fuzz.config import CacheConfig
 from kvlockstep.fuzz.registry import TargetUnusable, factory_for
 from kvlockstep.fuzz.trace import read_trace
+from kvlockstep.fuzz.trace_bounds import MAX_NUMBER
 
 HERE = Path(__file__).parent
 REGRESSION = HERE.parent / "regressions" / "0001-match-locks-only-last-node.jsonl"
@@ -119,6 +125,7 @@ def test_trace_that_was_found_without_runs_under_the_sanitizer_if_asked():
         (["fuzz", "--sanitize", "--lanes", "torch"], "gpu_impl on lane torch"),
         (["fuzz", "--sanitize", "--lanes", "interpret,torch"], "gpu_impl on lane torch"),
         (["fuzz", "--sanitize", "--target", "reference"], "reference on lane interpret"),
+        (["fuzz", "--sanitize", "--lanes", "torch", "--for", "5s"], "gpu_impl on lane torch"),
         (["replay", "--sanitize", REGRESSION], "gpu_impl on lane torch"),
         (["replay", "--sanitize", "--target", "reference", REGRESSION], "reference"),
         (["minimize", "--sanitize", REGRESSION], "gpu_impl on lane torch"),
@@ -131,8 +138,31 @@ def test_sanitizer_that_cannot_run_is_wrong_usage(arguments, got, tmp_path):
     assert said == f"kvlockstep: --sanitize: expected target gpu_impl on lane interpret, got {got}\n"
 
 
-def test_campaign_and_several_targets_have_no_sanitizer(tmp_path):
-    assert "--sanitize: not with --for" in complaint_of(run("fuzz", "--sanitize", "--for", "5s", cwd=tmp_path))
+def test_campaign_under_the_sanitizer_stores_what_it_finds_with_its_seed(tmp_path):
+    asked = ("fuzz", "--sanitize", "--fault", FAULT, "--for", "90s", "--workers", 1, "--units", 1, "--base", "b")
+    done = run(*asked, "--out", "c", cwd=tmp_path)
+    found = read_trace(tmp_path / "c" / "failures" / SIGNATURE / "trace.jsonl").header
+    progress = progress_of(tmp_path / "c", 1)
+
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "seed base b, under the sanitizer\n" in done.stdout
+    assert settings_of(tmp_path / "c", 1).sanitize
+    assert (found.signature, found.fault, found.lane) == (SIGNATURE, FAULT, "interpret")
+    assert found.sanitize == seed_of("b sanitizer", 1, 0, 0) & MAX_NUMBER
+    assert [cause.replays for cause in progress.causes.values()] == [True] * len(progress.causes)
+
+
+@pytest.mark.parametrize("sanitize", [True, False])
+def test_shard_on_ray_is_under_the_sanitizer_too(sanitize):
+    where = {"workers": None, "out": Path("c"), "resume": False, "shard": Shard(), "base": None, "store": "s"}
+    rest = {"faults": (), "units": None, "bounds": Bounds(), "accepted": (1,), "sanitize": sanitize}
+    words = _arguments(Asked("gpu_impl", ["interpret"], 60.0, **where, **rest), "B", Shard(2, 3), 1)
+
+    assert ("--sanitize" in words) is sanitize
+    assert {"--lanes=interpret", "--shard=2/3", "--accept-unobserved=1"} <= set(words)
+
+
+def test_several_targets_have_no_sanitizer(tmp_path):
     on_two = run("replay", "--sanitize", "--target", "gpu_impl,reference", REGRESSION)
     assert "--sanitize: expected one target with it, got 2" in complaint_of(on_two)
 

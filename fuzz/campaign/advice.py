@@ -303,7 +303,8 @@ def _command(record: Record, settings: Settings, longer: int = 1) -> list[str]:
         "--units": f"{longer * settings.units}" if settings.units is not None else "",
         "--out": _shown(record.folder),
     }
-    return ["kvlockstep", "fuzz", *(word for name, value in said.items() if value for word in (name, value))]
+    words = [word for name, value in said.items() if value for word in (name, value)]
+    return ["kvlockstep", "fuzz", *words, *(["--sanitize"] if settings.sanitize else [])]
 
 
 def _time(seconds: float) -> str:

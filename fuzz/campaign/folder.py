@@ -50,10 +50,11 @@ class Settings:
     environment: dict[str, str] = field(default_factory=dict)
     host: str = ""
     commit: str | None = None
+    sanitize: bool = False  # kernels run under the sanitizer, each start of a worker with a seed of its own
 
     def same_work(self, other: "Settings") -> bool:
         """Tell whether another party was asked the same, so that one can go on where the other was."""
-        mine, others = ((s.targets, s.lanes, s.workers, s.shard, s.faults, s.units) for s in (self, other))
+        mine, others = ((s.targets, s.lanes, s.workers, s.shard, s.faults, s.units, s.sanitize) for s in (self, other))
         return mine == others
 
 

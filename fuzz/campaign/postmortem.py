@@ -65,7 +65,7 @@ class Postmortem:
         order = self.order
         trace = read_trace(order.trace, allow_cut_tail=True)
         limits = Limits(order.hang_seconds, order.memory_bytes)
-        with Ward(order.target, order.lane, order.fault, limits=limits) as ward:
+        with Ward(order.target, order.lane, order.fault, trace.header.sanitize, limits=limits) as ward:
             self._ward = ward
             if self._interrupted:  # before there was a ward
                 return
@@ -88,7 +88,7 @@ class Postmortem:
         assert signature is not None, "it failed"
         law = signature.partition(".")[0]
         config, ops = trace.header.config, tuple(trace.ops[: ended.steps])
-        header = Header(config, "", law, signature, order.target, order.lane, order.fault)
+        header = Header(config, "", law, signature, order.target, order.lane, order.fault, trace.header.sanitize)
         found = self._as_trace(header, (config, ops, ended.text))
         self.report("violates", signature=signature)
         out = Path(order.out)

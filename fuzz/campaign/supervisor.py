@@ -28,6 +28,7 @@ from kvlockstep.fuzz.crew import Command, WorkerState, n_cores
 from kvlockstep.fuzz.failures import header_of, keep_last_trace, traces_in
 from kvlockstep.fuzz.statistics import Statistics
 from kvlockstep.fuzz.trace import TraceError
+from kvlockstep.fuzz.trace_bounds import MAX_NUMBER
 from kvlockstep.fuzz.verdict import replays
 from kvlockstep.fuzz.ward import KINDS, Limits
 from kvlockstep.fuzz.ward_keeper import START_S
@@ -275,6 +276,7 @@ class Supervisor:
             plan=plan,
             stored=self._stored_for(place),
             logs=str(self.party.folder),
+            sanitize=self._sanitizer_of_start(place),
         )
 
     @property
@@ -288,6 +290,13 @@ class Supervisor:
         start = place.unit // self._units_in_a_row
         drawn = seed_of(f"{self.settings.base} fault", self.settings.shard.index, place.index, start)
         return self.settings.faults[drawn % len(self.settings.faults)]
+
+    def _sanitizer_of_start(self, place: Place) -> int | None:
+        """Choose the seed of the sanitizer of the process that starts now, if there is one."""
+        if not self.settings.sanitize:
+            return None
+        start = place.unit // self._units_in_a_row
+        return seed_of(f"{self.settings.base} sanitizer", self.settings.shard.index, place.index, start) & MAX_NUMBER
 
     def _known_on(self, place: Place, fault: str | None) -> tuple[str, ...]:
         """Return the signatures that need not be minimized any more."""
