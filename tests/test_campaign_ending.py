@@ -10,6 +10,7 @@ from kvlockstep.fuzz.exits import BROKEN, CLEAN, CRASHED, UNKNOWN, USAGE, VIOLAT
 from kvlockstep.fuzz.labels import LABELS, name_of
 from kvlockstep.fuzz.statistics import Statistics
 from kvlockstep.fuzz.target_check import CAPABILITIES
+from kvlockstep.fuzz.verdict import Verdict
 
 CAUSE = Cause(
     "PageLeaked.abort.nobody", "gpu_impl", None, "PageLeaked.abort.nobody", "PageLeaked", "torch", "w", 1.0, 9, 8, 7
@@ -100,6 +101,13 @@ def test_what_leaves_open_whether_there_is_more_is_unknown(state, line):
 
     assert found.code == UNKNOWN
     assert any(line in said for said in found.lines)
+
+
+def test_campaign_of_which_no_case_was_run_twice_is_not_clean():
+    assert verdict(progress(twins_compared=1), twins=True).code == CLEAN
+    assert verdict(progress(), twins=True) == Verdict(
+        UNKNOWN, ["no case was run a second time: the run was too short, or its witness too slow"]
+    )
 
 
 def test_one_missed_canary_among_many_is_the_one_that_counts():

@@ -27,6 +27,7 @@ class Outcome:
     unexplained: list[str] = field(default_factory=list)  # how workers died that did not die so again
     not_run: Sequence[str] = ()  # targets that were asked for
     accepted: Collection[int] = ()  # laws of the charter that need not have been observed
+    twins: bool = False  # cases were to be run a second time
 
 
 def blocking(progress: Progress) -> list[Cause]:
@@ -92,6 +93,8 @@ def verdict_of_party(progress: Progress, seconds: float, outcome: Outcome) -> Ve
         open_questions.append(
             f"{progress.twins_differed} of {progress.twins_compared} cases that were run twice did not give the same"
         )
+    if outcome.twins and not progress.twins_compared:
+        open_questions.append("no case was run a second time: the run was too short, or its witness too slow")
     if inner.code == UNKNOWN and any(cause.replays for cause in progress.causes.values()):
         inner = _without_what_is_known(inner, too_seldom(states))
     if inner.code == CLEAN and open_questions:

@@ -59,7 +59,7 @@ MINIMIZE_S = 60.0
 _DEATHS = {kind.__name__ for kind in KINDS}
 """What a post-mortem calls a failure that ends a process."""
 
-WITNESS_S = 20.0
+WITNESS_S = 60.0
 """So long are witnesses waited for at the end."""
 
 

@@ -228,6 +228,7 @@ def _run(
         [death.text for death in supervisor.unexplained if not death.from_outside],
         not_run,
         asked.accepted,
+        twins=True,
     )
     verdict = verdict_of_party(party.progress, party.progress.seconds, outcome)
     code = INTERRUPTED if interrupted else verdict.code

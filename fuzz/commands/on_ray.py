@@ -123,4 +123,4 @@ def _outcome(asked: Asked, merged: Merged, ends: Sequence[ShardEnd], not_run: Se
     said = [f"{e.name} ended with exit code {e.code}: {e.complaint}" for e in failed if e.code is not None]
     said += [f"{end.name} is lost: {end.complaint}" for end in failed if end.code is None]
     unexplained = [*said, *(f"the store holds what is no shard's: {what}" for what in merged.skipped)]
-    return Outcome(broken[0] if broken else None, [], [], unexplained, not_run, asked.accepted)
+    return Outcome(broken[0] if broken else None, [], [], unexplained, not_run, asked.accepted, twins=True)
