@@ -483,11 +483,11 @@ class Worker:
         """
         if (folder / PAGE).exists():
             return
-        from kvlockstep.fuzz.describe import printable
-        from kvlockstep.fuzz.show.page import page_of, verdict_of
-        from kvlockstep.fuzz.story import follow
-
         try:
+            from kvlockstep.fuzz.describe import printable
+            from kvlockstep.fuzz.show.page import page_of, verdict_of  # asks for Jinja, which a small set-up may lack
+            from kvlockstep.fuzz.story import follow
+
             trace = read_trace(folder / TRACE)
             header = trace.header
             if len(trace.ops) * header.config.n_slots > MOST_DRAWN:
