@@ -10,19 +10,16 @@ from typing import Any
 import click
 
 from kvlockstep.fuzz.campaign.supervisor import Bounds
-from kvlockstep.fuzz.commands.campaign import Asked, read_duration, read_shard, read_size, run_campaign
+from kvlockstep.fuzz.commands.campaign import Asked, print_verdict, read_duration, read_shard, read_size, run_campaign
 from kvlockstep.fuzz.commands.on_ray import run_on_ray
 from kvlockstep.fuzz.commands.options import accept_unobserved
 from kvlockstep.fuzz.crew import WorkerState, n_cores, run_workers
 from kvlockstep.fuzz.exits import (
-    CLEAN,
     INTERRUPTED,
     UNKNOWN,
     USAGE,
-    VIOLATION,
     Seconds,
     Stop,
-    complain,
     make_console,
     usable,
     writing,
@@ -213,16 +210,11 @@ def _fuzz(orders: list[Order], seconds: float, accepted: list[int], out: Path, n
     if interrupted:
         console.print(f"interrupted; what was found is under {out}", soft_wrap=True)
         return INTERRUPTED
-    for line in verdict.lines:
-        if verdict.code in (CLEAN, VIOLATION):
-            console.print(line, soft_wrap=True)
-        else:
-            complain(line, verdict.code)
-    if verdict.code == UNKNOWN:
-        console.print("unknown: too little was shown to call this clean")
-        if seconds < LONG_ENOUGH and len(verdict.lines) == len(too_seldom(shown)):  # nothing else was missing
-            longer = min(LONG_ENOUGH, max(60.0, 4 * seconds))
-            console.print(f"a longer run reaches more: --seconds {longer:.0f}")
+    print_verdict(console, verdict)
+    labels_only = len(verdict.lines) == len(too_seldom(shown))  # nothing else was missing
+    if verdict.code == UNKNOWN and seconds < LONG_ENOUGH and labels_only:
+        longer = min(LONG_ENOUGH, max(60.0, 4 * seconds))
+        console.print(f"a longer run reaches more: --seconds {longer:.0f}")
     return verdict.code
 
 
