@@ -332,8 +332,8 @@ def _corpus_name(target: str) -> str:
 
 def campaign_of(settings: Settings) -> str:
     """Name the campaign that a shard is of: all shards that have the same base and do the same have the same name."""
-    same = [settings.base, settings.targets, settings.lanes, settings.workers, settings.faults, settings.units]
-    same += [settings.sanitize]
+    s = settings
+    same = s.base, s.targets, s.lanes, s.workers, s.faults, s.units, s.sanitize
     digest = sha256(json.dumps(same).encode()).hexdigest()[:8]
     return f"{slug(settings.base)[:80]}.{digest}"
 

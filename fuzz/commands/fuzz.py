@@ -12,7 +12,7 @@ import click
 from kvlockstep.fuzz.campaign.supervisor import Bounds
 from kvlockstep.fuzz.commands.campaign import Asked, print_verdict, read_duration, read_shard, read_size, run_campaign
 from kvlockstep.fuzz.commands.on_ray import run_on_ray
-from kvlockstep.fuzz.commands.options import accept_unobserved
+from kvlockstep.fuzz.commands.options import accept_unobserved, targets_to_fuzz
 from kvlockstep.fuzz.crew import WorkerState, n_cores, run_workers
 from kvlockstep.fuzz.exits import (
     INTERRUPTED,
@@ -44,12 +44,7 @@ LONG_ENOUGH = 300.0
 
 
 @click.command()
-@click.option(
-    "--target",
-    default="gpu_impl",
-    show_default=True,
-    help="Built-in name, or package.module:factory; several with commas, or 'all'.",
-)
+@targets_to_fuzz
 @click.option(
     "--lanes", default="torch,interpret", show_default=True, help="One worker each; of cuda, interpret, torch."
 )

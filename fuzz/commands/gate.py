@@ -24,7 +24,7 @@ from kvlockstep.fuzz.commands.campaign import (
     settings_for,
     spread,
 )
-from kvlockstep.fuzz.commands.options import accept_unobserved
+from kvlockstep.fuzz.commands.options import accept_unobserved, targets_to_fuzz
 from kvlockstep.fuzz.crew import run_workers
 from kvlockstep.fuzz.exits import (
     BROKEN,
@@ -87,12 +87,7 @@ def _append_summary(path: Path, result: Result | Verdict) -> None:
 
 
 @click.command()
-@click.option(
-    "--target",
-    default="gpu_impl",
-    show_default=True,
-    help="Built-in name, or package.module:factory; several with commas, or 'all'.",
-)
+@targets_to_fuzz
 @click.option("--lanes", default="torch,interpret", show_default=True, help="Of cuda, interpret, torch.")
 @click.option("--seconds", default=120.0, show_default=True, type=Seconds(0.0), help="For fresh cases.")
 @click.option(

@@ -19,6 +19,14 @@ sanitize_or_not = click.option(
 )
 """The option of commands that run a stored trace; they take it as ``sanitize``, None if nobody says."""
 
+targets_to_fuzz = click.option(
+    "--target",
+    default="gpu_impl",
+    show_default=True,
+    help="Built-in name, or package.module:factory; several with commas, or 'all'.",
+)
+"""The option of commands that draw cases; they take it as ``target``."""
+
 
 def accept_unobserved(command: Command) -> Command:
     """Add the option that accepts laws that could not be observed; the command takes them as ``accepted``."""
